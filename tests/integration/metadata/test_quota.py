@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from outrider.metadata import MetadataStore
@@ -81,7 +82,8 @@ async def test_a_request_without_tokens_leaves_no_debt_of_requests(store: Metada
 async def test_what_comes_back_is_kept_where_no_place_is_free(store: MetadataStore) -> None:
     wanted = QuotaRequest(rate=0.001, capacity=5, amount=20)
     assert (await take(store, tokens=wanted, price=20)).tokens == 20
-    refused = await take(store, tokens=wanted, price=1, given_back=20, running=2, most_running=1)
+    back = replace(wanted, back=20)
+    refused = await take(store, tokens=back, price=1, running=2, most_running=1)
     assert not refused.place and refused.tokens == 0
     assert (await take(store, tokens=wanted, price=1)).tokens == pytest.approx(5, abs=0.1)
 

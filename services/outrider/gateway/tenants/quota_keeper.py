@@ -80,8 +80,9 @@ class _Account:
 
     requests: Balance = field(default_factory=Balance)
     tokens: Balance = field(default_factory=Balance)
-    given_back: float = 0.0
-    """Tokens to return to the store's bucket with the next call."""
+    back_requests: float = 0.0
+    """To return to the store's bucket with the next call. The same for tokens."""
+    back_tokens: float = 0.0
     closed: _Closed = _Closed()
     stored_requests: TokenBucket | None = None
     """The store's bucket as last seen; None before the first call. The same for tokens."""
@@ -153,8 +154,9 @@ class QuotaKeeper:
         while self.store is not None:
             try:
                 running = {name: self._accounts[name].running for name in self._bounded}
-                await self.store.quotas.report_running(self.gateway, running)
+                # Before anything is awaited: a tenant's next request may come meanwhile.
                 self._bounded -= {name for name, count in running.items() if not count}
+                await self.store.quotas.report_running(self.gateway, running)
                 self.num_gateways = max(1, len(await self.store.workers(worker_pb2.WORKER_ROLE_GATEWAY)))
             except Exception:
                 log.exception("quotas were not reported")
@@ -169,8 +171,8 @@ class QuotaKeeper:
         quota, now_s = tenant.quota, self.clock()
         requests, tokens = Rate.of_requests(quota), Rate.of_tokens(quota)
         request_rate, token_rate = requests.rate, tokens.rate
-        account.requests.settle(now_s)
-        account.given_back += account.tokens.settle(now_s)
+        account.back_requests += account.requests.settle(now_s)
+        account.back_tokens += account.tokens.settle(now_s)
         answers = charge.num_answers
         short = (request_rate and account.requests.missing(answers)) or (
             token_rate and charge.price and account.tokens.missing(charge.price)
@@ -210,21 +212,24 @@ class QuotaKeeper:
         num_requests = max(float(answers), requests.rate * tuning.SLICE_S) if answers else 0.0
         missing = account.tokens.missing(charge.price) if tokens.rate and charge.price else 0.0
         num_tokens = missing + tokens.rate * tuning.SLICE_S if missing else 0.0
-        given_back, account.given_back = account.given_back, 0.0
+        back_requests, back_tokens = account.back_requests, account.back_tokens
+        account.back_requests = account.back_tokens = 0.0
         granted = await self.store.quotas.take(
             tenant.name,
-            QuotaRequest(requests.rate, requests.capacity, num_requests),
-            QuotaRequest(tokens.rate, tokens.capacity, num_tokens),
+            QuotaRequest(requests.rate, requests.capacity, num_requests, back_requests),
+            QuotaRequest(tokens.rate, tokens.capacity, num_tokens, back_tokens),
             price=missing,
             num_requests=answers,
-            given_back=given_back,
             gateway=self.gateway,
             running=account.running,
             most_running=most,
         )
         if granted is None:
-            account.given_back += given_back
+            account.back_requests += back_requests
+            account.back_tokens += back_tokens
             return None
+        # The next time without a store begins with what it has then.
+        account.alone_requests = account.alone_tokens = None
         now_s = self.clock()
         account.stored_requests = TokenBucket(granted.requests_left, now_s)
         account.stored_tokens = TokenBucket(granted.tokens_left, now_s)
@@ -256,15 +261,19 @@ class QuotaKeeper:
         stored = account.stored_tokens
         if stored is None:
             return TokenBucket(rate.capacity, self.clock())
-        return TokenBucket(stored.level / self.num_gateways + account.given_back + account.tokens.level, stored.at_s)
+        return TokenBucket(stored.level / self.num_gateways + account.back_tokens + account.tokens.level, stored.at_s)
 
     def remaining(self, tenant: tenants_pb2.Tenant) -> dict[str, Remaining]:
         """What the tenant may still use of `requests` and `tokens`, of those that its quota limits."""
         account = self._account(tenant.name)
         rates = {"requests": Rate.of_requests(tenant.quota), "tokens": Rate.of_tokens(tenant.quota)}
+        own_requests, own_tokens = (
+            account.requests.level + account.back_requests,
+            account.tokens.level + account.back_tokens,
+        )
         known = {
-            "requests": (account.stored_requests or account.alone_requests, account.requests.level),
-            "tokens": (account.stored_tokens or account.alone_tokens, account.tokens.level + account.given_back),
+            "requests": (account.stored_requests or account.alone_requests, own_requests),
+            "tokens": (account.stored_tokens or account.alone_tokens, own_tokens),
         }
         return {name: self._remaining(rate, *known[name]) for name, rate in rates.items() if rate.rate}
 

@@ -47,10 +47,10 @@ if asked.most_running > 0 then
 end
 local known = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'at')
 local elapsed = known[3] and math.max(0, now - tonumber(known[3])) or 0
-local function level(bucket, left, back)
-  return math.min(bucket.capacity, (left and tonumber(left) or bucket.capacity) + bucket.rate * elapsed + back)
+local function level(bucket, left)
+  return math.min(bucket.capacity, (left and tonumber(left) or bucket.capacity) + bucket.rate * elapsed + bucket.back)
 end
-local requests, tokens = level(asked.requests, known[1], 0), level(asked.tokens, known[2], asked.given_back)
+local requests, tokens = level(asked.requests, known[1]), level(asked.tokens, known[2])
 local function slice(bucket, left)
   return math.max(0, math.min(left, place * bucket.amount))
 end
@@ -76,11 +76,13 @@ return {tostring(place), string.format('%.6f', given_requests), string.format('%
 
 @dataclass(frozen=True, slots=True)
 class QuotaRequest:
-    """For one quantity: the rate per second, the size of the bucket, and the wanted amount."""
+    """For one quantity: the rate per second, the size of the bucket, the wanted amount, and what is given back of
+    earlier ones."""
 
     rate: float
     capacity: float
     amount: float
+    back: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +109,12 @@ class QuotaStore(StorePart):
         *,
         price: float,
         num_requests: int = 0,
-        given_back: float = 0.0,
         gateway: str,
         running: int,
         most_running: int,
     ) -> Granted | None:
         """Takes as much of the wanted amounts as there is; at least `price` tokens if there are any, and at least
-        `num_requests` requests if there is one. `given_back`: unused tokens from earlier calls.
+        `num_requests` requests if there is one.
 
         `running`: at this gateway, with the new one; `most_running` 0: no limit. None while Redis is unreachable.
         """
@@ -123,7 +124,6 @@ class QuotaStore(StorePart):
             "tokens": asdict(tokens),
             "price": price,
             "num_requests": num_requests,
-            "given_back": given_back,
             "gateway": gateway,
             "running": running,
             "most_running": most_running,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -42,7 +43,6 @@ class Store:
         *,
         price: float,
         num_requests: int,
-        given_back: float,
         gateway: str,
         running: int,
         most_running: int,
@@ -57,7 +57,7 @@ class Store:
         given = []
         for name, wanted in (("requests", requests), ("tokens", tokens)):
             bucket = self.levels.setdefault(name, TokenBucket(wanted.capacity, self.clock()))
-            bucket.level += given_back if name == "tokens" else 0
+            bucket.level += wanted.back
             bucket.refill(Rate(wanted.rate, wanted.capacity), self.clock())
             amount = max(0.0, min(bucket.level, wanted.amount))
             if name == "requests":
@@ -321,6 +321,52 @@ async def test_tokens_that_nobody_needed_come_back_though_the_next_call_gives_no
     assert away is await asks(one, who)
     store.away, store.running["other"] = False, 0
     assert await asks(one, who)
+
+
+async def test_a_tenant_below_its_quota_is_not_refused_by_any_of_many_gateways(store: Store, clock: Clock) -> None:
+    gateways, who, chance = [keeper(store, name) for name in "abcd"], tenant(requests_per_second=20), random.Random(1)
+    plain, rate, refused = TokenBucket(20, 0), Rate(20, 20), 0
+    who.quota.burst_requests = 20
+    for _ in range(60 * 14):
+        clock.now_s += chance.expovariate(14)
+        plain.refill(rate, clock.now_s)
+        plain.level -= 1
+        refused += not await asks(chance.choice(gateways), who)
+        assert plain.level >= 0, "one bucket would refuse"
+    assert refused == 0
+
+
+async def test_each_time_without_the_store_begins_with_what_that_had_last(store: Store, clock: Clock) -> None:
+    one, who = keeper(store), tenant(0, tokens_per_minute=6000)
+    for used, away in ((0, True), (6500, False), (0, True)):
+        store.away = away
+        let_in = sum([await asks(one, who, 100) for _ in range(100)])
+        if used:
+            assert let_in == 60
+        clock.now_s += 0 if away else 0.5
+    assert let_in <= 1, "a debt of half a second is paid, and this is the second time"
+
+
+async def test_a_request_that_begins_while_ends_are_reported_is_reported_too(store: Store) -> None:
+    one, who = keeper(store), tenant(concurrent_requests=1)
+    reported, next_one = asyncio.Event(), one.held(who, 1, 1)
+
+    async def report_running(gateway: str, running: dict[str, int]) -> None:
+        if running == {"t": 0}:
+            # Before the report has arrived.
+            await next_one.__aenter__()
+        elif running:
+            reported.set()
+
+    store.report_running = report_running  # type: ignore[attr-defined]
+    one.store.workers = lambda role: asyncio.sleep(0, [])  # type: ignore[union-attr,method-assign,assignment,misc]
+    async with one.held(who, 1, 1):
+        pass
+    reporting = asyncio.create_task(one.run())
+    async with asyncio.timeout(10):
+        await reported.wait()
+    reporting.cancel()
+    await next_one.__aexit__(None, None, None)
 
 
 async def test_so_many_run_at_once_on_all_gateways_together(store: Store, clock: Clock) -> None:
