@@ -41,18 +41,17 @@ class GrammarMaker:
     def __init__(self) -> None:
         self._processes = threading.local()
         self._answers: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
-        """By the hash of the question, and by the tenant where it took too much: that may not happen again."""
+        """By the tenant, to whom alone it may show that a question was asked before, and the question's hash."""
 
     async def make(self, asked: Grammatical, marks: Marks, thought: Thought, tenant: str) -> str:
         """In llguidance's notation, with the reasoning that may come before it. Raises InvalidRequest or NotSupported
         with the client's field."""
         question = pickle.dumps((asked, NamedMarks.of(marks, MARKERS), thought))
-        key = "", hashlib.blake2b(question, digest_size=16).digest()
-        if (answer := self._known(key) or self._known((tenant, key[1]))) is None:
+        key = tenant, hashlib.blake2b(question, digest_size=16).digest()
+        if (answer := self._known(key)) is None:
             try:
                 answer = await asyncio.wrap_future(self._turns.submit(tenant, lambda: self._ask(question)))
             except OutOfBounds:
-                key = tenant, key[1]
                 answer = _answer("is too complex: it takes too much time or memory to read", "invalid", asked.field)
             self._answers[key] = answer
             asyncio.get_running_loop().call_later(_KEPT_S, self._answers.pop, key, None)

@@ -48,6 +48,9 @@ HOSTILE = [
 ]
 
 
+PLAIN = json.dumps({"text": "x", "error": "", "field": None}).encode()
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> ModelTokenizer:
     return ModelTokenizer.parse(tiny_tokenizer_bytes("", ("<think>", "</think>")), Parsers(reasoning=True))
@@ -68,6 +71,17 @@ async def test_they_are_those_that_would_be_made_here(
         expected = after_thought(asked.to_grammar(tokenizer), tokenizer, thought)
         assert await maker.make(asked, tokenizer, thought, "a") == expected
         assert await maker.make(asked, tokenizer, thought, "b") == expected
+
+
+async def test_a_tenant_does_not_learn_that_another_one_asked_the_same(
+    maker: GrammarMaker, tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that is remembered comes a hundred times as soon."""
+    asked = list[bytes]()
+    monkeypatch.setattr(BoundedProcess, "ask", lambda process, question: asked.append(question) or PLAIN)
+    for tenant in ("a", "a", "b", "b"):
+        await maker.make(ASKED[0], tokenizer, Thought.NONE, tenant)
+    assert len(asked) == 2
 
 
 async def test_faults_have_their_field_each_time(maker: GrammarMaker, tokenizer: ModelTokenizer) -> None:
