@@ -1,0 +1,32 @@
+"""A request that has left the queue, and finds every target full: it waits for room as long as it may wait."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from outrider.errors import Overloaded
+from outrider_controller.router.request.failover import FailoverState
+from outrider_controller.router.requests.assignment import Assigner
+
+
+@pytest.mark.parametrize("waits_s", [0.02, 0.2])
+async def test_it_is_told_that_they_are_full_and_not_that_there_is_none(waits_s: float) -> None:
+    """Whether it may wait for less or for more time than for a target that has to come."""
+
+    async def nothing(*asked: Any) -> None: ...
+
+    picker = SimpleNamespace(target=nothing, has_full_target=lambda model: True, revisions_like=lambda *_: [None])
+    changed, never_s = asyncio.Event(), -math.inf
+    fleet = SimpleNamespace(changed=lambda: changed, back_until_s=lambda model: never_s, cordoned=lambda model: False)
+    admission = SimpleNamespace(retry_after_s=lambda request: 7.0)
+    assigner = Assigner(*cast(Any, (fleet, picker, None, None, admission, None, None)))
+    request, began_s = cast(Any, SimpleNamespace(model="m")), asyncio.get_running_loop().time()
+    with pytest.raises(Overloaded, match="every target of 'm' is full") as refused:
+        state = FailoverState(cast(Any, None), "")
+        await assigner._find_target(request, None, 0.05, state, room_until_s=began_s + waits_s)
+    assert refused.value.retry_after_s == 7.0
+    assert asyncio.get_running_loop().time() - began_s >= waits_s
