@@ -106,14 +106,16 @@ def observed(
         try:
             yield observer
         except OutriderError as error:
-            metrics.failed.labels((error.reason or error.code.name).lower()).inc()
+            if not observer.finished:
+                metrics.failed.labels((error.reason or error.code.name).lower()).inc()
             raise
         except (asyncio.CancelledError, GeneratorExit):
             if not observer.finished:
                 metrics.failed.labels("cancelled").inc()
             raise
         except Exception:
-            metrics.failed.labels("internal").inc()
+            if not observer.finished:
+                metrics.failed.labels("internal").inc()
             raise
         finally:
             observer.ended()
