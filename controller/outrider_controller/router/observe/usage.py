@@ -160,6 +160,8 @@ class LedgerWriter:
             async with background(self._run(), "ledger writer"):
                 yield
         finally:
+            # All of them: a store that has lost its data lacks those that have not changed since.
+            self._written = {}
             await self.flush()
 
     async def flush(self) -> None:

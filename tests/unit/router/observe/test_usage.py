@@ -173,6 +173,17 @@ async def test_only_tenants_that_used_something_since_are_written_again() -> Non
     assert (world.total("a"), world.total("b")) == (6, 3)
 
 
+async def test_what_a_store_has_lost_is_written_again_at_the_end_at_the_latest() -> None:
+    world = World()
+    async with world.writer.running():
+        world.use("busy")
+        world.use("idle")
+        await world.writer.flush()
+        world.ledger.kept.clear()
+        world.use("busy")
+    assert (world.total("busy"), world.total("idle")) == (6, 3)
+
+
 async def test_sums_wait_while_the_ledger_is_away_and_lose_nothing_over_the_hour() -> None:
     world = World()
     world.use()
