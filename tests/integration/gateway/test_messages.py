@@ -448,7 +448,9 @@ async def test_the_number_of_tokens_is_that_of_the_prompt(ask: Any) -> None:
 async def test_the_models_are_listed_to_anthropics_client(ask: Any) -> None:
     async with ask() as asking:
         models = [model async for model in asking.client.models.list()]
-    assert [(model.id, model.type, model.max_input_tokens) for model in models] == [(MODEL, "model", 4096)]
+        models.append(await asking.client.models.retrieve(MODEL))
+    assert [(model.id, model.type, model.max_input_tokens) for model in models] == [(MODEL, "model", 4096)] * 2
+    assert models[1].display_name == MODEL and models[1].created_at == models[0].created_at
 
 
 # A session

@@ -24,8 +24,8 @@ from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.requests import Generation
 from outrider.gateway.http import sse
 from outrider.gateway.http.access import caller_of, guarded, ignored_header, sharing, tenant_of, with_headers
+from outrider.gateway.http.anthropic import answers as anthropic
 from outrider.gateway.http.anthropic.answers import MessagesWriter
-from outrider.gateway.http.anthropic.answers import models as anthropic_models
 from outrider.gateway.http.anthropic.request import MessagesRequest
 from outrider.gateway.http.errors import MESSAGES, HttpError, from_outrider, rename_field
 from outrider.gateway.http.openai import bodies
@@ -215,7 +215,7 @@ class _Listings:
         tenant = tenant_of(request)
         allowed = [served for served in self.core.catalog.live if may_ask(tenant, served.model)]
         if "anthropic-version" in request.headers:
-            return JSONResponse(anthropic_models(allowed, created_s))
+            return JSONResponse(anthropic.models(allowed, created_s))
         data = [bodies.model(served, created_s, self.core.catalog.sampling_defaults(served)) for served in allowed]
         return JSONResponse({"object": "list", "data": data})
 
@@ -229,6 +229,8 @@ class _Listings:
         for served in self.core.catalog.live:
             if served.model == name:
                 catalog = self.core.catalog
+                if "anthropic-version" in request.headers:
+                    return JSONResponse(anthropic.model(served, catalog.created_s))
                 return JSONResponse(bodies.model(served, catalog.created_s, catalog.sampling_defaults(served)))
         return HttpError(404, f"model {name!r} is not served here", param="model", code="model_not_found").response()
 

@@ -53,20 +53,20 @@ class MessagesWriter:
 
 def models(served: Iterable[router_pb2.ServedModel], created_s: int) -> Json:
     """The list of models, all on one page."""
-    created = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
-    data = [
-        {
-            "type": "model",
-            "id": each.model,
-            "display_name": each.model,
-            "created_at": created,
-            "lifecycle": "active",
-            "max_input_tokens": each.max_context_len,
-        }
-        for each in served
-    ]
+    data = [model(each, created_s) for each in served]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return {"data": data, "has_more": False, **ends}
+
+
+def model(served: router_pb2.ServedModel, created_s: int) -> Json:
+    return {
+        "type": "model",
+        "id": served.model,
+        "display_name": served.model,
+        "created_at": datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": served.max_context_len,
+    }
 
 
 def _event(data: Json) -> bytes:
