@@ -359,7 +359,7 @@ async def test_a_request_that_begins_while_ends_are_reported_is_reported_too(sto
             reported.set()
 
     store.report_running = report_running  # type: ignore[attr-defined]
-    one.store.workers = lambda role: asyncio.sleep(0, [])  # type: ignore[union-attr,method-assign,assignment,misc]
+    one.store.workers = lambda role: asyncio.sleep(0, [])  # type: ignore[union-attr,method-assign,misc]
     async with one.held(who, 1, 1):
         pass
     reporting = asyncio.create_task(one.run())

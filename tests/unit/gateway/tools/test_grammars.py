@@ -78,7 +78,12 @@ async def test_a_tenant_does_not_learn_that_another_one_asked_the_same(
 ) -> None:
     """An answer that is remembered comes a hundred times as soon."""
     asked = list[bytes]()
-    monkeypatch.setattr(BoundedProcess, "ask", lambda process, question: asked.append(question) or PLAIN)
+
+    def ask(process: BoundedProcess, question: bytes) -> bytes:
+        asked.append(question)
+        return PLAIN
+
+    monkeypatch.setattr(BoundedProcess, "ask", ask)
     for tenant in ("a", "a", "b", "b"):
         await maker.make(ASKED[0], tokenizer, Thought.NONE, tenant)
     assert len(asked) == 2
