@@ -7,8 +7,8 @@ import random
 import socket
 
 # Below those that the kernel gives to whoever connects, or asks for any port (Linux: 32768 and up): one of these may be
-# somebody else's between our look and our use.
-_FIRST, _LAST = 10_000, 32_767
+# somebody else's between our look and our use. Above those of Ray's workers (10002 to 19999).
+_FIRST, _LAST = 20_000, 32_767
 _RANDOM = random.SystemRandom()
 
 

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from outrider_controller.cli.models import OUR_ENGINE
 
 COMMIT = "c" * 40
 REPOSITORY = "owner/tiny"
@@ -84,7 +85,7 @@ def endpoint(tiny: Path, asked: Counter[str]) -> Iterator[str]:
 async def fetch(model: str, endpoint: str, cache: Path) -> tuple[int, str, str]:
     """Exit code, directory, and what was said meanwhile."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "outrider_controller.cli.up.fetch", model),
+        *(sys.executable, "-m", "outrider_controller.cli.up.fetch", model, OUR_ENGINE),
         stdout=PIPE,
         stderr=PIPE,
         env={"OUTRIDER_CACHE": str(cache), "HF_HOME": str(cache / "hub"), "HF_ENDPOINT": endpoint, "PATH": ""},
