@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,13 +75,20 @@ class Transformers:
 
 
 def received(draft: ScriptedDraft, width: int) -> dict[int, dict[int, torch.Tensor]]:
-    """By sequence and position. None comes twice."""
+    """By sequence and position. None comes twice, but once all from the first: with the step after that in which the
+    draft was found."""
     found: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)
+    began = Counter[int]()
     for commit in [commit for request in draft.requests for commit in request.commits if commit.features]:
         rows = read(Features(commit.features_start, commit.features), width)
+        if not commit.features_start:
+            began[commit.sequence_id] += 1
+            before = found.pop(commit.sequence_id, {})
+            assert len(before) <= len(rows) and all(torch.equal(row, rows[at]) for at, row in before.items())
         for position, row in enumerate(rows, commit.features_start):
             assert position not in found[commit.sequence_id]
             found[commit.sequence_id][position] = row
+    assert max(began.values()) <= 2
     return found
 
 
