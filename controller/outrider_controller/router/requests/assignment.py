@@ -349,11 +349,13 @@ class Assigner:
             if full and loop.time() >= room_until_s:
                 retry_after_s = self._admission.retry_after_s(request)
                 raise Overloaded(f"every target of {model!r} is full", retry_after_s=retry_after_s)
-            if not full and loop.time() >= give_up_s:
+            # With committed tokens it has no end, and the full ones may be of another revision than it needs.
+            awaits_room = full and room_until_s < math.inf
+            if not awaits_room and loop.time() >= give_up_s:
                 raise self._no_target(model, revision)
             # Not wait_for: in Python 3.11 it can swallow a cancellation, and the call would live on without a caller.
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(room_until_s if full else give_up_s):
+                async with asyncio.timeout_at(room_until_s if awaits_room else give_up_s):
                     await changed.wait()
             failover.full_targets.clear()
 
