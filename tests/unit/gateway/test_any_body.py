@@ -13,6 +13,8 @@ from outrider.gateway.http.anthropic.request import MessagesRequest
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
 from outrider.gateway.http.openai.schemas import ChatRequest, CompletionRequest, GenerationBody, parse
+from outrider.gateway.http.tokens import DetokenizeRequest, TokenizeRequest
+from pydantic import ValidationError
 
 MODEL, USER = "model", {"role": "user", "content": "a"}
 
@@ -51,6 +53,16 @@ def test_any_bytes_are_refused_without_a_crash(body: bytes) -> None:
     with pytest.raises(HttpError) as caught:
         parse(CompletionRequest, body)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("faults", [[{}] * 2_000, {str(i): {} for i in range(2_000)}], ids=["list", "object"])
+@pytest.mark.parametrize("kind", [*BASES, TokenizeRequest, DetokenizeRequest])
+def test_of_many_faults_in_one_field_few_are_described(kind: Any, faults: Any) -> None:
+    for name in kind.model_fields:
+        try:
+            parse(kind, json.dumps({"model": MODEL, **BASES.get(kind, {}), name: faults}).encode())
+        except HttpError as error:
+            assert not isinstance(error.__cause__, ValidationError) or error.__cause__.error_count() < 100, name
 
 
 def test_texts_of_a_body_are_kept_in_no_cache() -> None:

@@ -14,7 +14,7 @@ from outrider.gateway.generation.requests import MAX_MESSAGES, ChatPrompt, Optio
 from outrider.gateway.http.errors import HttpError, unsupported
 from outrider.gateway.http.openai.foreign import UNSERVED
 from outrider.gateway.http.openai.messages import message
-from outrider.gateway.http.openai.schemas import Int, MessageBody, effort_of, flat_format
+from outrider.gateway.http.openai.schemas import Int, MessageBody, Strings, effort_of, flat_format
 from outrider.gateway.http.openai.tools import tool_use
 from outrider.gateway.tenants.quotas import prompt_tokens_of
 from outrider.gateway.tools.structured import Structured
@@ -70,7 +70,7 @@ class CountTokensRequest(MessageBody):
     output_config: dict[str, Any] | None = None
     output_format: Any = None
     """Its name before `output_config.format`."""
-    stop_sequences: list[str] | None = None
+    stop_sequences: Strings | None = None
 
     @classmethod
     def check_headers(cls, headers: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from outrider.gateway.generation.requests import MAX_MESSAGES, ChatPrompt, Promp
 from outrider.gateway.http.errors import unsupported
 from outrider.gateway.http.openai.foreign import UNSERVED
 from outrider.gateway.http.openai.messages import message
-from outrider.gateway.http.openai.schemas import Int, MessageBody, flat_format
+from outrider.gateway.http.openai.schemas import Int, MessageBody, Strings, flat_format
 from outrider.gateway.http.openai.tools import tool_use
 from outrider.gateway.tools.structured import Structured
 from outrider.gateway.tools.tools import ToolUse
@@ -59,7 +59,7 @@ class ResponsesRequest(MessageBody):
     instructions: str | None = None
     max_output_tokens: Int | None = None
     text: Any = None
-    include: list[str] | None = None
+    include: Strings | None = None
     max_tool_calls: Int | None = None
     """Of OpenAI's own tools, which are not served."""
     truncation: Literal["auto", "disabled"] | None = None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.fields import from_json, ignored_of
@@ -101,7 +101,9 @@ def _all_whole(values: Any) -> Any:
 
 # Encoders of languages that know one kind of number write 2.0. In JSON that is the integer 2.
 Int = Annotated[int, BeforeValidator(_whole)]
-Ints = Annotated[list[int], BeforeValidator(_all_whole)]
+# Checked up to the first fault: a body has room for millions.
+Ints = Annotated[list[int], Field(fail_fast=True), BeforeValidator(_all_whole)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
 
 
 class StreamOptions(BaseModel):
@@ -160,7 +162,7 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: Ints | None = None
-    bad_words: list[str] | None = None
+    bad_words: Strings | None = None
     min_tokens: Int | None = None
     response_format: Any = None
     prediction: Any = None
