@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from typing import Any
 
 import pytest
@@ -63,6 +65,19 @@ def test_of_many_faults_in_one_field_few_are_described(kind: Any, faults: Any) -
             parse(kind, json.dumps({"model": MODEL, **BASES.get(kind, {}), name: faults}).encode())
         except HttpError as error:
             assert not isinstance(error.__cause__, ValidationError) or error.__cause__.error_count() < 100, name
+
+
+def test_blocks_of_one_turn_are_read_in_proportion_to_their_number() -> None:
+    def took_s(number: int) -> float:
+        called = [{"type": "tool_use", "id": "c", "name": "f", "input": {}}] * number
+        messages = [USER, {"role": "assistant", "content": called}, USER]
+        body = json.dumps({"model": MODEL, "messages": messages, "max_tokens": 5}).encode()
+        before_s = time.process_time()
+        with contextlib.suppress(InvalidRequest):
+            parse(MessagesRequest, body).generations()
+        return time.process_time() - before_s
+
+    assert took_s(40_000) < 8 * min(took_s(10_000) for _ in range(3))
 
 
 def test_texts_of_a_body_are_kept_in_no_cache() -> None:

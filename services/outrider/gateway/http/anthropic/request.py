@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -254,23 +254,22 @@ def _assistant(blocks: Iterable[tuple[str, Json]]) -> Iterator[Json]:
 
 def _merged(messages: Iterable[tuple[str, Json]]) -> Iterator[tuple[str, Json]]:
     """Joins what one side says in several blocks and messages: chat templates expect turns."""
-    place, turn = "", Json()
-    for where, added in messages:
-        if turn and turn["role"] == added["role"] != "tool":
-            turn = _joined(turn, added)
-            continue
-        if turn:
-            yield place, turn
-        place, turn = where, added
+    place, turn = "", list[Json]()
+    for where, said in messages:
+        if turn and (said["role"] != turn[0]["role"] or said["role"] == "tool"):
+            yield place, _joined(turn)
+            turn = []
+        place = place if turn else where
+        turn.append(said)
     if turn:
-        yield place, turn
+        yield place, _joined(turn)
 
 
-def _joined(turn: Json, added: Json) -> Json:
+def _joined(turn: Sequence[Json]) -> Json:
     texts = {
-        name: "\n".join(text for text in (turn.get(name), added.get(name)) if text)
+        name: "\n".join(filter(None, (said.get(name) for said in turn)))
         for name in ("content", "reasoning_content")
-        if name in turn or name in added
+        if any(name in said for said in turn)
     }
-    calls = [*turn.get("tool_calls", ()), *added.get("tool_calls", ())]
-    return turn | texts | ({"tool_calls": calls} if calls else {})
+    calls = [call for said in turn for call in said.get("tool_calls", ())]
+    return turn[0] | texts | ({"tool_calls": calls} if calls else {})
