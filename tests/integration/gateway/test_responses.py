@@ -162,6 +162,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "tools": [FUNCTION], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
     ({"input": "a", "tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
     ({"input": "a", "tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools"),
+    ({"input": "a", "tools": [{"type": "namespace", "name": "a", "tools": [{}] * 129}]}, "tools[0].tools"),
     (
         {"input": "a", "tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom"}]}]},
         "tools[0].tools[0].type",

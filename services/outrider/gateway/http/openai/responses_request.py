@@ -19,7 +19,7 @@ from outrider.gateway.http.openai.messages import message
 from outrider.gateway.http.openai.schemas import Int, MessageBody, Strings, flat_format
 from outrider.gateway.http.openai.tools import tool_use
 from outrider.gateway.tools.structured import Structured
-from outrider.gateway.tools.tools import ToolUse
+from outrider.gateway.tools.tools import MAX_TOOLS, ToolUse
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 # Types of tools that OpenAI's servers run, as they begin: models without them are not told of them.
@@ -173,6 +173,8 @@ def _members(where: str, tool: Mapping[str, Any]) -> list[Any]:
     if not isinstance(tool.get("tools"), list):
         raise InvalidRequest(f"{where}.tools", "has to be a list of functions")
     members: list[Any] = tool["tools"]
+    if len(members) > MAX_TOOLS:
+        raise InvalidRequest(f"{where}.tools", f"{len(members)} tools; at most {MAX_TOOLS} are allowed")
     return members
 
 

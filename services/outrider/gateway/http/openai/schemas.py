@@ -520,7 +520,8 @@ def _refuse_unserved(fields: dict[str, Any], unserved: dict[str, tuple[Any, ...]
 
 def _unknown_fields(fields: dict[str, Any], kind: type[Body], *, ignores: bool) -> list[str]:
     known = (*kind.model_fields, *kind.unserved, *kind.said)
-    unknown = [name for name in fields if name not in known and name not in HARMLESS_NAMES]
+    taken = HARMLESS_NAMES.union(known)
+    unknown = [name for name in fields if name not in taken]
     if unknown and not ignores:
         raise _unknown(unknown[0])
     try:
