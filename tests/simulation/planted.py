@@ -208,12 +208,12 @@ def _no_resume(shipped: Any) -> Any:
 
 
 def _wake_once(shipped: Any) -> Any:
-    async def next_event(events: Any) -> None:
-        error = await events._queue.get()
-        if error is not None:
-            raise error
+    def wake(events: Any) -> None:
+        if not hasattr(events, "woken"):
+            events.woken = True
+            shipped(events)
 
-    return next_event
+    return wake
 
 
 def _any_position(shipped: Any) -> Any:
@@ -244,6 +244,6 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.PREFIX_FORGOTTEN: (sequences, "opening_for_target", _no_prefix),
     Planted.COMMITTED_CHANGED: (wire, "spec_of", _other_committed),
     Planted.RESUME_FORGOTTEN: (Answer, "route_request", _no_resume),
-    Planted.WAKE_LOST: (SequenceEvents, "next", _wake_once),
+    Planted.WAKE_LOST: (SequenceEvents, "wake", _wake_once),
     Planted.POSITION_UNCHECKED: (RequestState, "apply", _any_position),
 }

@@ -71,24 +71,23 @@ class SequenceEvents:
     """Wakes the task of one request: something has changed, or an error ends the request."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[OutriderError | None] = asyncio.Queue()
-        self._waking = False
+        self._happened = asyncio.Event()
+        self._error: OutriderError | None = None
 
     def wake(self) -> None:
         """A worker is missing, one may have come, or the request is finished. Several calls count as one."""
-        if not self._waking:
-            self._waking = True
-            self._queue.put_nowait(None)
+        self._happened.set()
 
     def fail(self, error: OutriderError) -> None:
-        self._queue.put_nowait(error)
+        self._error = error
+        self._happened.set()
 
     async def next(self) -> None:
-        """Returns after a `wake`. Raises the error that ends the request."""
-        error = await self._queue.get()
-        if error is not None:
-            raise error
-        self._waking = False
+        """Returns after a `wake`. Raises the error that ends the request, whatever woke it before."""
+        await self._happened.wait()
+        self._happened.clear()
+        if self._error is not None:
+            raise self._error
 
 
 @dataclass(frozen=True, slots=True)

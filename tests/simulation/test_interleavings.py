@@ -1,0 +1,70 @@
+"""Interleavings that a random schedule hardly meets, made on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from outrider.rpc.v1 import router_pb2
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.sim.clock import VirtualLoop, run_virtually
+
+from tests.simulation import draw
+from tests.simulation.client import Answer, Clients
+from tests.simulation.processes import RouterProcess
+from tests.simulation.schedule import RequestPlan, Role, WorkerPlan
+from tests.simulation.world import World
+
+TARGET = WorkerPlan(step_s=0.01, token_s=0.0001, num_blocks=60, max_sequences=16)
+REQUEST = RequestPlan(
+    number=0,
+    at_s=0.0,
+    prompt=(1, 2, 3),
+    max_tokens=28,
+    temperature=0.0,
+    top_k=0,
+    seed=None,
+    stop_token_ids=(),
+    speculation=router_pb2.SPECULATION_MODE_OFF,
+    max_draft_tokens=None,
+    timeout_s=60.0,
+)
+
+
+def run(test: Callable[[World, Clients], Awaitable[None]], num_targets: int = 1, num_routers: int = 1) -> None:
+    """In a world of such a size without drafts and faults."""
+    schedule = replace(
+        draw(0), targets=(TARGET,) * num_targets, drafts=(), num_routers=num_routers, requests=(REQUEST,), faults=()
+    )
+
+    async def within_world() -> None:
+        async with World(schedule, None) as world:
+            await test(world, Clients(world))
+
+    run_virtually(within_world(), VirtualLoop())
+
+
+def routers(world: World) -> list[RouterProcess]:
+    return [process for process in world.processes(Role.ROUTER) if isinstance(process, RouterProcess)]
+
+
+async def tokens_on_their_way(world: World) -> None:
+    while world.witness.counts["committed"] < 5:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+def test_what_a_target_refuses_is_opened_on_no_other_whatever_woke_the_request_before() -> None:
+    async def refused_after_a_wake(world: World, clients: Clients) -> None:
+        asking: asyncio.Task[Answer] = asyncio.create_task(clients.ask(REQUEST))
+        await tokens_on_their_way(world)
+        dispatcher = routers(world)[0].dispatcher
+        [active] = dispatcher.table.requests
+        # As it does when a draft has room.
+        active.events.wake()
+        dispatcher._target_refused(active, sequence.SequenceError(code=3, reason="INVALID_ARGUMENT", message="no"))
+        answer = await asking
+        assert answer.error is not None and answer.error.reason == "INVALID_ARGUMENT"
+        assert world.witness.counts["openings"] == 1
+
+    run(refused_after_a_wake, num_targets=2)
