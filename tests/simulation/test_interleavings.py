@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
+from outrider.metadata.tenants.ledger import TenantUsage
 from outrider.rpc.v1 import router_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.sim.clock import VirtualLoop, run_virtually
@@ -14,6 +16,7 @@ from tests.simulation import draw
 from tests.simulation.client import Answer, Clients
 from tests.simulation.processes import RouterProcess
 from tests.simulation.schedule import RequestPlan, Role, WorkerPlan
+from tests.simulation.witness import ROUTE_PATH
 from tests.simulation.world import World
 
 TARGET = WorkerPlan(step_s=0.01, token_s=0.0001, num_blocks=60, max_sequences=16)
@@ -49,15 +52,16 @@ def routers(world: World) -> list[RouterProcess]:
     return [process for process in world.processes(Role.ROUTER) if isinstance(process, RouterProcess)]
 
 
-async def tokens_on_their_way(world: World) -> None:
-    while world.witness.counts["committed"] < 5:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+async def committed(world: World, count: int) -> None:
+    """Returns once targets have committed so many tokens; the last are on their way."""
+    while world.witness.counts["committed"] < count:  # noqa: ASYNC110
+        await asyncio.sleep(0.0001)
 
 
 def test_what_a_target_refuses_is_opened_on_no_other_whatever_woke_the_request_before() -> None:
     async def refused_after_a_wake(world: World, clients: Clients) -> None:
         asking: asyncio.Task[Answer] = asyncio.create_task(clients.ask(REQUEST))
-        await tokens_on_their_way(world)
+        await committed(world, 5)
         dispatcher = routers(world)[0].dispatcher
         [active] = dispatcher.table.requests
         # As it does when a draft has room.
@@ -68,3 +72,29 @@ def test_what_a_target_refuses_is_opened_on_no_other_whatever_woke_the_request_b
         assert world.witness.counts["openings"] == 1
 
     run(refused_after_a_wake, num_targets=2)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_an_answer_that_moves_off_a_router_that_goes_on_is_billed_once(count: int) -> None:
+    """The gateway loses the stream, before or after it has a token. That router does not hear of it, and comes to the
+    answer's end too."""
+
+    async def half_broken(world: World, clients: Clients) -> None:
+        asking: asyncio.Task[Answer] = asyncio.create_task(clients.ask(REQUEST))
+        await committed(world, count)
+        [stream] = [each for each in world.gateway.streams if each.path == ROUTE_PATH]
+        stream._client_learns("connection reset")
+        answer = await asking
+        assert len(answer.token_ids) == REQUEST.max_tokens
+        # The routers get new requests in turn, both of them once the loss is forgotten.
+        await asyncio.sleep(3)
+        for number in (1, 2):
+            await clients.ask(replace(REQUEST, number=number))
+        bill = TenantUsage()
+        for router in routers(world):
+            for usage in router.dispatcher.usage.sums.values():
+                bill.add(usage)
+        assert (bill.requests, bill.prompt_tokens) == (3, 3 * len(REQUEST.prompt))
+        assert bill.output_tokens == 3 * REQUEST.max_tokens
+
+    run(half_broken, num_routers=2)

@@ -19,7 +19,7 @@ from tests.simulation.network import Stream
 from tests.simulation.schedule import RequestPlan
 
 ROUTE_PATH = "/outrider.rpc.v1.RouterService/RouteMany"
-_DRAWN = re.compile(r'(request_id:) "[0-9a-f]{32}"|(?<= )(seed:) \d{12,}')
+_DRAWN = re.compile(r'(request_id:) "[0-9a-f]{32}"|(?<!\S)((?:seed|call_id|cancelled):) \d{12,}')
 Key = tuple[tuple[int, ...], float, int, int]
 """Prompt, temperature, top_k, seed: these determine the text."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from outrider.limits import MAX_TREE_TOKENS, clamp_us
@@ -31,8 +32,22 @@ _MAX_WAITING_HOURS = 24
 _WRITE_EVERY_S = 10.0
 # Rounding error of a share and of the times of its steps.
 _ROUNDED_US = 2
+# Calls whose part of a bill is remembered, also once they have ended.
+_MAX_CALLS = 16_384
 # What comes late of a sequence that has ended, and errors of clocks.
 _GRACE_US = 1_000_000
+
+
+@dataclass(slots=True)
+class CallBill:
+    """What one call of a gateway has put on the bill in tokens."""
+
+    tenant: str = ""
+    output_tokens: int = 0
+    prompt: TenantUsage | None = None
+    """The request and its prompt, where this call has committed the first token."""
+    broken: bool = False
+    """The gateway has lost it, and another call goes on: this one bills no more tokens."""
 
 
 @dataclass(slots=True)
@@ -46,6 +61,7 @@ class Account:
     tokens_left: int = 0
     """Once it has ended."""
     closed_us: int | None = None
+    call: CallBill = field(default_factory=CallBill)
     _target_us: int = 0
     _draft_us: int = 0
 
@@ -73,6 +89,27 @@ class UsageSums:
 
     def __init__(self) -> None:
         self.sums: dict[str, TenantUsage] = {}
+        self._calls: OrderedDict[int, CallBill] = OrderedDict()
+
+    def began(self, call_id: int, tenant: str) -> CallBill:
+        call = self._calls[call_id] = CallBill(tenant)
+        if len(self._calls) > _MAX_CALLS:
+            self._calls.popitem(last=False)
+        return call
+
+    def broke_off(self, call_id: int, num_tokens: int) -> None:
+        """Takes off what the call has billed beyond the tokens that its gateway has, or else they would be billed with
+        another call too. The time spent on them stays."""
+        if (call := self._calls.pop(call_id, None)) is None:
+            return
+        call.broken = True
+        usage = self.sums.get(call.tenant) or self._begin(call.tenant)
+        taken = TenantUsage() if num_tokens or call.prompt is None else call.prompt
+        taken.output_tokens = max(0, call.output_tokens - num_tokens)
+        for name in ("requests", "prompt_tokens", "cached_tokens", "output_tokens"):
+            # What was counted in an hour before stays in that.
+            left = max(0, getattr(usage, name) - getattr(taken, name))
+            setattr(usage, name, left)
 
     def round(
         self, account: Account, commit: sequence.Commit, done: Round, now_us: int, request: Request | None = None
@@ -83,11 +120,13 @@ class UsageSums:
         much. A sequence's share of a target's time is bounded by the time of its steps.
         """
         usage = self.sums.get(account.tenant) or self._begin(account.tenant)
-        if request is not None and done.base_len == request.begins_at:
-            usage.requests += 1
-            usage.prompt_tokens += request.billed_prompt_tokens
-            usage.cached_tokens += min(done.num_cached_tokens, request.billed_prompt_tokens)
-        usage.output_tokens += done.num_tokens
+        if not (call := account.call).broken:
+            if request is not None and done.base_len == request.begins_at:
+                prompt_tokens = request.billed_prompt_tokens
+                call.prompt = TenantUsage(1, prompt_tokens, min(done.num_cached_tokens, prompt_tokens))
+                usage.add(call.prompt)
+            call.output_tokens += done.num_tokens
+            usage.output_tokens += done.num_tokens
         share_us, most_us = commit.share_us, done.verify_us + done.prefill_us + _ROUNDED_US
         share_us = account.target_time(min(share_us, most_us), now_us)
         if num_drafted := done.num_drafted:

@@ -34,6 +34,7 @@ from outrider_controller.router.fleet.placement import (
 )
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import Recorder, now_us
+from outrider_controller.router.observe.usage import CallBill
 from outrider_controller.router.request.checks import Request
 from outrider_controller.router.request.failover import FailoverState, TargetKey, UnreachablePairs
 from outrider_controller.router.request.state import RequestState
@@ -227,7 +228,7 @@ class Assigner:
         self._telemetry = telemetry
 
     async def begin(
-        self, request: Request, new_response: NewResponse, recorder: Recorder, room_until_s: float
+        self, request: Request, new_response: NewResponse, recorder: Recorder, bill: CallBill, room_until_s: float
     ) -> ActiveRequest:
         """Opens the request, which may look for room until `room_until_s`. Both workers prefill at the same time.
 
@@ -240,7 +241,7 @@ class Assigner:
         if not allowed.max_draft_tokens:
             draft = None
         active = _active_request(request, self._config, allowed, target, draft, new_response, recorder)
-        active.room_until_s = room_until_s
+        active.bill, active.room_until_s = bill, room_until_s
         active.state.stats.num_on_as_auto = int(self._policy.counts_on_as_auto(request))
         self._table.requests[active] = None
         setting = active.speculation.lost() if draft is None else self._setting(active, target, draft)

@@ -77,19 +77,22 @@ class Dispatcher:
             self._ended.clear()
             await self._ended.wait()
 
-    async def run(self, request: Request, new_response: NewResponse, deadline_s: float | None = None) -> None:
+    async def run(
+        self, request: Request, new_response: NewResponse, deadline_s: float | None = None, call_id: int = 0
+    ) -> None:
         """Carries one request to its finish, with a message from `new_response` for each round.
 
-        `deadline_s`: seconds from now. Raises OutriderError. In every case its workers are informed of the end at once.
+        `deadline_s`: seconds from now; `call_id`: its gateway's. Raises OutriderError. In every case its workers are
+        informed of the end at once.
         """
         active: ActiveRequest | None = None
         reason, fault = sequence.CLOSE_REASON_CANCELLED, Cancelled.default_reason
-        recorder = self.traces.start(request, now_us())
+        recorder, bill = self.traces.start(request, now_us()), self.usage.began(call_id, request.tenant)
         self._num_runs += 1
         try:
             on_accepted = partial(_send_phase, new_response, router_pb2.ROUTE_PHASE_ACCEPTED)
             async with _within(deadline_s), self.admission.place(request, deadline_s, on_accepted) as until_s:
-                active = await self.assigner.begin(request, new_response, recorder, until_s)
+                active = await self.assigner.begin(request, new_response, recorder, bill, until_s)
                 _send_phase(new_response, router_pb2.ROUTE_PHASE_OPENED)
                 while not active.state.finished:
                     await active.events.next()

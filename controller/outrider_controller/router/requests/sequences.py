@@ -26,7 +26,7 @@ from outrider.sequence.speculation import Speculation
 from outrider_controller.router.fleet.fleet import LeasedDraft, TargetLink
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import Recorder, now_us
-from outrider_controller.router.observe.usage import Account
+from outrider_controller.router.observe.usage import Account, CallBill
 from outrider_controller.router.request.checks import Request
 from outrider_controller.router.request.failover import FailoverState
 from outrider_controller.router.request.state import BadReply, RequestState
@@ -115,6 +115,7 @@ class ActiveRequest:
     timer: RoundTimer
     recorder: Recorder
     new_response: NewResponse
+    bill: CallBill = field(default_factory=CallBill)
     sent_revision: str = ""
     """Of the target's model, as last sent to the client."""
     sent_kinds: set[str] = field(default_factory=set)
@@ -237,7 +238,8 @@ class SequenceTable:
         self._opened(active, link, sequence_id, now_us())
 
     def _opened(self, active: ActiveRequest, link: TargetLink, sequence_id: int, at_us: int) -> None:
-        active.target = OpenTarget(sequence_id, link, Account(ledger_of(active.request, link), link.worker_id, at_us))
+        account = Account(ledger_of(active.request, link), link.worker_id, at_us, call=active.bill)
+        active.target = OpenTarget(sequence_id, link, account)
         active.failover.target_opened()
         self.by_target[sequence_id] = active
         link.open_sequences.add(sequence_id)

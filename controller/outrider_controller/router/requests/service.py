@@ -34,9 +34,8 @@ from outrider_controller.router.requests.sequences import NewResponse
 log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-AnswerCall = Callable[[router.RouteRequest, NewResponse, float | None], Coroutine[Any, Any, None]]
-"""Answers one request, within the given number of seconds if any. Returns after the round that finishes it; raises
-OutriderError."""
+AnswerCall = Callable[[router.RouteCall, NewResponse], Coroutine[Any, Any, None]]
+"""Answers one request. Returns after the round that finishes it; raises OutriderError."""
 
 SERVICE = "outrider.rpc.v1.RouterService"
 # A response has some hundred bytes, or some thousand for a long commit. Gateways accept 32 MiB.
@@ -48,8 +47,10 @@ _TOKENIZER_TIMEOUT_S = 60.0
 class GatewayStream:
     """One gateway's calls. A call that fails ends alone; when the stream breaks, all are cancelled."""
 
-    def __init__(self, answer: AnswerCall, draining: asyncio.Event) -> None:
+    def __init__(self, answer: AnswerCall, broke_off: Callable[[int, int], None], draining: asyncio.Event) -> None:
+        """`broke_off`: called with the id of a call of an earlier stream, and the tokens that its gateway has."""
         self._answer = answer
+        self._broke_off = broke_off
         self._draining = draining
         self._responses = BatchingOutbox(router.RouteManyResponse)
         self._calls: dict[int, asyncio.Task[None]] = {}
@@ -74,6 +75,8 @@ class GatewayStream:
         for call_id in message.cancelled:
             if task := self._calls.get(call_id):
                 task.cancel()
+        for broken in message.broken:
+            self._broke_off(broken.call_id, broken.num_tokens)
 
     async def _leave(self) -> None:
         await self._draining.wait()
@@ -103,16 +106,14 @@ class GatewayStream:
         self._responses.last(_RESPONSE_BYTES).errors.append(to_route_error(call_id, error))
 
     async def _serve(self, call: router.RouteCall) -> None:
-        call_id, timeout_us = call.call_id, call.timeout_us
-        new_response = partial(self._new, call_id)
         try:
-            await self._answer(call.request, new_response, timeout_us / 1e6 if timeout_us else None)
+            await self._answer(call, partial(self._new, call.call_id))
         except OutriderError as error:
-            self._fail(call_id, error)
+            self._fail(call.call_id, error)
         except Exception as error:
             what = type(error).__name__, frames(error)
             log.error("%s while a call was answered\n%s", *what, extra=_of(call.request))
-            self._fail(call_id, InternalError("internal error"))
+            self._fail(call.call_id, InternalError("internal error"))
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
@@ -138,19 +139,20 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def RouteMany(  # type: ignore[override]
         self, requests: AsyncIterator[router.RouteManyRequest], context: Context
     ) -> None:
-        await GatewayStream(self._answer, self._draining).run(context)
+        await GatewayStream(self._answer, self._dispatcher.usage.broke_off, self._draining).run(context)
 
-    async def _answer(self, message: router.RouteRequest, new_response: NewResponse, deadline_s: float | None) -> None:
+    async def _answer(self, call: router.RouteCall, new_response: NewResponse) -> None:
         """Carries one request to its finish. Raises OutriderError."""
         self._count(1)
         try:
-            request = await self._admitted(message)
+            request = await self._admitted(call.request)
             if request.finish_reason:
                 response = new_response()
                 response.finish_reason = request.finish_reason
                 response.metrics.SetInParent()
             else:
-                await self._dispatcher.run(request, new_response, deadline_s)
+                deadline_s = call.timeout_us / 1e6 if call.timeout_us else None
+                await self._dispatcher.run(request, new_response, deadline_s, call.call_id)
         finally:
             self._count(-1)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -22,14 +24,28 @@ Credential = tuple[tuple[str, str], ...]
 """Call metadata that authenticates this gateway to a router."""
 _CANCEL_BYTES = 8
 _Rounds = asyncio.Queue[router_pb2.RouteResponse | OutriderError]
+BrokenCalls = deque[router_pb2.BrokenCall]
+# Those that every new stream tells of.
+_MAX_BROKEN = 4096
+
+
+def no_broken_calls() -> BrokenCalls:
+    return deque(maxlen=_MAX_BROKEN)
 
 
 class RouterStream:
     """Opens the stream with the first request, and a new one after a break. `close` it."""
 
-    def __init__(self, stub: router_pb2_grpc.RouterServiceAsyncStub, credential: Credential = ()) -> None:
+    def __init__(
+        self,
+        stub: router_pb2_grpc.RouterServiceAsyncStub,
+        credential: Credential = (),
+        broken: BrokenCalls | None = None,
+    ) -> None:
+        """`broken`: the calls of all streams that broke off last; those of this stream are added."""
         self._stub = stub
         self._credential = credential
+        self._broken = no_broken_calls() if broken is None else broken
         self._connection: _Connection | None = None
 
     async def route(
@@ -42,22 +58,33 @@ class RouterStream:
         """
         if self._connection is None or self._connection.broken:
             self._connection = _Connection(self._stub, self._credential)
+            for call in self._broken:
+                self._connection.tell(call)
         connection = self._connection
         call_id, rounds = connection.begin(request, timeout_s)
         too_late = DeadlineExceeded("the router has not answered in time")
         timer = asyncio.get_running_loop().call_later(timeout_s, rounds.put_nowait, too_late)
-        finished = False
+        finished, num_tokens = False, 0
         try:
             while not finished:
                 event = await rounds.get()
                 if isinstance(event, OutriderError):
                     finished = event is not too_late
+                    if event.reason is None:
+                        self._broke_off(connection, router_pb2.BrokenCall(call_id=call_id, num_tokens=num_tokens))
                     raise event
                 finished = bool(event.finish_reason)
+                num_tokens += len(event.token_ids)
                 yield event
         finally:
             timer.cancel()
             connection.end(call_id, cancel=not finished)
+
+    def _broke_off(self, connection: _Connection, call: router_pb2.BrokenCall) -> None:
+        self._broken.append(call)
+        # Another request may have opened the next stream before.
+        if self._connection is not None and self._connection is not connection:
+            self._connection.tell(call)
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -70,7 +97,7 @@ class _Connection:
     def __init__(self, stub: router_pb2_grpc.RouterServiceAsyncStub, credential: Credential) -> None:
         self.broken = False
         self._call: Any = stub.RouteMany(metadata=credential)
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(secrets.randbits(62) + 1)
         self._rounds: dict[int, _Rounds] = {}
         self._outbox = BatchingOutbox(router_pb2.RouteManyRequest)
         self._task = asyncio.create_task(self._run(), name="router stream")
@@ -81,6 +108,9 @@ class _Connection:
         call = router_pb2.RouteCall(call_id=call_id, request=request, timeout_us=max(1, int(timeout_s * 1e6)))
         self._outbox.last(call.ByteSize()).calls.append(call)
         return call_id, rounds
+
+    def tell(self, broken: router_pb2.BrokenCall) -> None:
+        self._outbox.last(broken.ByteSize()).broken.append(broken)
 
     def end(self, call_id: int, *, cancel: bool) -> None:
         del self._rounds[call_id]

@@ -14,7 +14,7 @@ from typing import Protocol
 import grpc
 
 from outrider.errors import Unavailable
-from outrider.gateway.routers.router_stream import Credential, RouterStream
+from outrider.gateway.routers.router_stream import BrokenCalls, Credential, RouterStream, no_broken_calls
 from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S
 from outrider.metadata.store import MetadataStore
 from outrider.metadata.workers.directory import LEASE_TTL_S
@@ -132,11 +132,16 @@ class Router:
 
     @classmethod
     def at(
-        cls, address: str, connect: Connect = create_channel, credential: Credential = (), certificate: Version = ()
+        cls,
+        address: str,
+        connect: Connect = create_channel,
+        credential: Credential = (),
+        certificate: Version = (),
+        broken: BrokenCalls | None = None,
     ) -> Router:
         channel = connect(address)
         stub = router_pb2_grpc.RouterServiceStub(channel)
-        return cls(address, channel, stub, RouterStream(stub, credential), credential, certificate)
+        return cls(address, channel, stub, RouterStream(stub, credential, broken), credential, certificate)
 
     async def close(self, grace_s: float | None = None) -> None:
         """Waits up to `grace_s` for the stream to end; a draining router ends it after its last answer."""
@@ -165,6 +170,7 @@ class RouterPool:
         self._connect = connect
         self._rotation = Rotation()
         self._routers: dict[str, Router] = {}
+        self._broken = no_broken_calls()
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> RouterPool:
@@ -209,5 +215,6 @@ class RouterPool:
 
     def _router(self, address: str) -> Router:
         if address not in self._routers:
-            self._routers[address] = Router.at(address, self._connect, self._credential, self._certificate())
+            given = self._connect, self._credential, self._certificate(), self._broken
+            self._routers[address] = Router.at(address, *given)
         return self._routers[address]
