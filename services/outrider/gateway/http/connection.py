@@ -264,7 +264,7 @@ class Connection(H11Protocol):
 
     def _end(self, error: HttpError) -> None:
         """Sends an answer outside any request, and closes the connection."""
-        body = json.dumps(error.body).encode()
+        body = json.dumps(error.shared_body).encode()
         lines = {"connection": "close", "content-type": "application/json", "content-length": str(len(body))}
         head = "".join(f"{name}: {value}\r\n" for name, value in {**lines, **error.headers}.items())
         self.transport.write(f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{head}\r\n".encode() + body)

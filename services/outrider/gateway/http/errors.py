@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.responses import JSONResponse
 
@@ -60,7 +61,7 @@ class HttpError(Exception):
     headers: dict[str, str] = field(default_factory=dict)
 
     @property
-    def body(self) -> dict[str, object]:
+    def body(self) -> dict[str, dict[str, object]]:
         message = self.message[:MAX_MESSAGE_CHARS]
         # The client may have invented the name, as long as its body may be.
         param = self.param and self.param[:_MAX_PARAM_CHARS]
@@ -68,12 +69,21 @@ class HttpError(Exception):
 
     @property
     def anthropic_body(self) -> dict[str, object]:
-        kind = _ANTHROPIC.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": self.message[:MAX_MESSAGE_CHARS]}}
+        return {"type": "error", "error": {"type": self._kind, "message": self.message[:MAX_MESSAGE_CHARS]}}
+
+    @property
+    def shared_body(self) -> dict[str, object]:
+        """What clients of both can read, where it is not known which one asks."""
+        return {"type": "error", "error": {**self.body["error"], "type": self._kind}}
+
+    @property
+    def _kind(self) -> str:
+        """Anthropic's type."""
+        return _ANTHROPIC.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
 
     def response(self, path: str = "") -> JSONResponse:
         """In the form of the API that has this path."""
-        body = self.anthropic_body if path.startswith(MESSAGES) else self.body
+        body: dict[str, Any] = self.anthropic_body if path.startswith(MESSAGES) else self.body
         return JSONResponse(body, status_code=self.status, headers=self.headers)
 
 
