@@ -83,6 +83,7 @@ async def test_chunks_with_obfuscation_have_a_multiple_of_a_size_and_openais_cli
             model=MODEL, messages=[{"role": "user", "content": "a"}], **options
         )
         assert "".join([part.choices[0].delta.content or "" async for part in stream if part.choices]) == TEXT
+        await client.close()
 
 
 async def test_openais_client_reads_it(paced: RunningGateway) -> None:
@@ -94,6 +95,7 @@ async def test_openais_client_reads_it(paced: RunningGateway) -> None:
     async for part in stream:
         for choice in part.choices:
             texts[choice.index] += choice.delta.content or ""
+    await client.close()
     assert texts == [TEXT, TEXT]
 
 

@@ -215,3 +215,4 @@ async def test_openais_client_gets_one_from_both_routes_and_text_is_enough_to_ve
         assert (await verified(address, receipt, prompt, None, *more)).startswith("equal: ")
         assert "text differs" in await verified(address, receipt, prompt, text + "!", *more)
     assert not (await client.completions.create(prompt="a", model="tiny", max_tokens=2)).choices[0].model_extra
+    await client.close()
