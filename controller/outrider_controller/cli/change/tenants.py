@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from outrider.rpc.enums import value_name
 from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
 
 from outrider_controller.cli.asking import Nouns, confirm, seconds, yes_option
@@ -23,7 +24,6 @@ from outrider_controller.cli.watching import limit_option, list_options, show_ro
 
 KEY_COLUMNS = ("id", "tenant", "scopes", "expires", "valid")
 _SCOPES = {name.removeprefix("KEY_SCOPE_").lower(): value for name, value in tenants_pb2.KeyScope.items() if value}
-_SCOPE_NAMES = {value: name for name, value in _SCOPES.items()}
 _STDIN = Path("/dev/stdin")
 _PAGE, _ALL = 1000, 1_000_000
 _CHANGES = {
@@ -56,7 +56,8 @@ def apply(files: tuple[str, ...], dry_run: bool, control: str, output: str) -> N
     request = control_pb2.PutTenantsRequest(tenants=tenants, dry_run=dry_run)
     answer = ask_control(control, lambda stub: stub.PutTenants(request), ", ".join(files))
     rows = [
-        {"name": change.name, "change": _CHANGES[change.change], "version": change.version} for change in answer.changes
+        {"name": change.name, "change": _CHANGES.get(change.change, str(change.change)), "version": change.version}
+        for change in answer.changes
     ]
     for line in _unserved(tenants, ask_control(control, _models)):
         note(line)
@@ -300,7 +301,7 @@ def key_row(key: tenants_pb2.ApiKey) -> dict[str, Any]:
     return {
         "id": key.id,
         "tenant": key.tenant,
-        "scopes": [_SCOPE_NAMES.get(scope, str(scope)) for scope in key.scopes],
+        "scopes": [value_name(tenants_pb2.KeyScope.DESCRIPTOR, scope) for scope in key.scopes],
         "created": moment(key.created_unix_s),
         "expires": moment(key.not_after_unix_s),
         "valid": not key.not_after_unix_s or time.time() < key.not_after_unix_s,

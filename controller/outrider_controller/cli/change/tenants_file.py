@@ -10,11 +10,13 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message_factory import GetMessageClass
 from outrider.configuration import ConfigError, read_mapping
 from outrider.limits import MAX_TENANTS_AT_ONCE, MIN_WEIGHT
+from outrider.rpc.enums import value_name
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
 from outrider_controller.cli.exits import CommandError, ExitCode
 
 MAX_FILE_BYTES = 16 << 20
+_OFF = "off"
 # Those of the control plane and of its call.
 _NOT_IN_FILES = ("version", "dry_run")
 _WHOLE: tuple[Any, str] = (int, "a whole number")
@@ -50,14 +52,13 @@ def switches(tenant: tenants_pb2.Tenant) -> dict[str, bool | str]:
         if field.cpp_type == Field.CPPTYPE_BOOL:
             found[field.name] = value
         elif field.enum_type is not None:
-            found[field.name] = next(name for name, known in _choices(field.enum_type).items() if known == value)
+            found[field.name] = value_name(field.enum_type, value) if value else _OFF
     return found
 
 
 def _choices(enum: EnumDescriptor) -> dict[str, int]:
     """Its values, by their names in files."""
-    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    return {value.name.removeprefix(prefix).lower() if value.number else "off": value.number for value in enum.values}
+    return {value_name(enum, number) if number else _OFF: number for number in enum.values_by_number}
 
 
 def _message(where: str, kind: Any, given: Any) -> Any:
@@ -92,7 +93,7 @@ def _one(where: str, field: Field, given: Any) -> Any:
         return _message(where, GetMessageClass(field.message_type), given)
     if field.enum_type is not None:
         # YAML 1.1 reads `off` as false.
-        choice, known = "off" if given is False else str(given), _choices(field.enum_type)
+        choice, known = _OFF if given is False else str(given), _choices(field.enum_type)
         if choice not in known:
             raise ConfigError(f"{where}: {choice[:80]!r} is none of {', '.join(known)}")
         return known[choice]

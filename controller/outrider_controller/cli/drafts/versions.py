@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import click
+from outrider.rpc.enums import value_name
 from outrider.rpc.v1 import control_pb2, drafts_pb2
 
 from outrider_controller.autoscaler.rollout import (
@@ -153,7 +154,7 @@ def _show(rollout: drafts_pb2.Rollout, output: str) -> None:
 
 
 def state_of(rollout: drafts_pb2.Rollout) -> str:
-    return drafts_pb2.RolloutState.Name(rollout.state).removeprefix("ROLLOUT_STATE_").lower()
+    return value_name(drafts_pb2.RolloutState.DESCRIPTOR, rollout.state)
 
 
 def rollout_row(rollout: drafts_pb2.Rollout) -> dict[str, Any]:

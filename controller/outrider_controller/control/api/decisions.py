@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from outrider.rpc.enums import value_name
 from outrider.rpc.v1 import control_pb2, policy_pb2, worker_pb2
 
 from outrider_controller.autoscaler.evidence import model_of
@@ -96,7 +97,7 @@ def source_row(evidence: policy_pb2.DraftEvidence) -> dict[str, Any]:
 
 
 def mode_of(decision: policy_pb2.TenantDecision) -> str:
-    return policy_pb2.PlanMode.Name(decision.mode).removeprefix("PLAN_MODE_").lower()
+    return value_name(policy_pb2.PlanMode.DESCRIPTOR, decision.mode)
 
 
 def because(decision: policy_pb2.TenantDecision) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.protocol.pairs import unpaired
+from outrider.rpc.enums import value_name
 from outrider.rpc.v1 import control_pb2, worker_pb2
 
 
@@ -23,7 +24,7 @@ def worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:
     info, load = status.info, status.load
     return {
         "id": info.worker_id,
-        "role": worker_pb2.WorkerRole.Name(info.role).removeprefix("WORKER_ROLE_").lower(),
+        "role": value_name(worker_pb2.WorkerRole.DESCRIPTOR, info.role),
         "status": _status(status),
         "reason": status.refused or status.cordon.reason,
         "model": info.model,

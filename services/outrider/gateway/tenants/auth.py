@@ -22,6 +22,7 @@ from outrider.errors import PermissionDenied, Unauthenticated, Unavailable
 from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT, FoundKey, TenantStore, is_expired
 from outrider.rpc.access.roles import NO_ROLES, Access, Caller, Role
+from outrider.rpc.enums import value_name
 from outrider.rpc.v1 import tenants_pb2
 
 _FRESH_S = 5.0
@@ -155,7 +156,7 @@ def _away() -> Unavailable:
 
 def scope_name(scope: tenants_pb2.KeyScope.ValueType) -> str:
     """infer, metrics or admin."""
-    return tenants_pb2.KeyScope.Name(scope).removeprefix("KEY_SCOPE_").lower()
+    return value_name(tenants_pb2.KeyScope.DESCRIPTOR, scope)
 
 
 def check_model(tenant: tenants_pb2.Tenant, model: str) -> None:

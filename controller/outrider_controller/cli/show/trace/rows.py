@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from outrider.rpc.enums import value_name
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
@@ -27,8 +28,8 @@ def trace_row(part: trace.RequestTrace) -> dict[str, Any]:
         "model": part.model,
         "router": part.router_id,
         "started_unix_ms": part.started_unix_us // 1000,
-        "speculation": _short_name(router.SpeculationMode.Name(part.speculation)),
-        "verification": _short_name(sequence.VerificationMode.Name(part.mode)),
+        "speculation": value_name(router.SpeculationMode.DESCRIPTOR, part.speculation),
+        "verification": value_name(sequence.VerificationMode.DESCRIPTOR, part.mode),
         "temperature": round(part.temperature, 6),
         "prompt_tokens": part.prompt_tokens,
         "cached_tokens": part.cached_tokens,
@@ -110,8 +111,8 @@ def event_row(event: trace.TraceEvent) -> dict[str, Any]:
     return {
         "at_ms": _ms(event.at_us),
         "position": event.position,
-        "event": _short_name(trace.TraceEventKind.Name(event.kind)),
-        "role": _short_name(worker.WorkerRole.Name(event.role)),
+        "event": value_name(trace.TraceEventKind.DESCRIPTOR, event.kind),
+        "role": value_name(worker.WorkerRole.DESCRIPTOR, event.role),
         "worker": event.worker_id,
         "model": event.model,
         "reason": event.reason,
@@ -121,7 +122,7 @@ def event_row(event: trace.TraceEvent) -> dict[str, Any]:
 def state(part: trace.RequestTrace) -> str:
     """running, how it finished, or the reason for which it broke off."""
     if part.finish_reason:
-        return _short_name(sequence.FinishReason.Name(part.finish_reason))
+        return value_name(sequence.FinishReason.DESCRIPTOR, part.finish_reason)
     return "running" if part.running else part.error
 
 
@@ -133,12 +134,3 @@ def totals(rounds: Iterable[trace.RoundTrace]) -> dict[str, Any]:
 
 def _ms(us: int) -> float:
     return us / 1000
-
-
-_PREFIXES = ("SPECULATION_MODE_", "VERIFICATION_MODE_", "FINISH_REASON_", "WORKER_ROLE_", "TRACE_EVENT_KIND_")
-
-
-def _short_name(constant: str) -> str:
-    for prefix in _PREFIXES:
-        constant = constant.removeprefix(prefix)
-    return constant.lower()
