@@ -116,6 +116,9 @@ def run(arguments: Sequence[str] | None = None, command: click.Command = cli, na
         # Who reads us has seen enough (`| head`). What is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+    except UnicodeError as error:
+        # Of an argument, stdin or a file: what servers send is UTF-8.
+        return _failed(f"text that is not UTF-8: {error}", ExitCode.USAGE, "NOT_UTF8", given)
     except OSError as error:
         # Of a file or directory: what servers answer, or do not, has become a CommandError.
         return _failed(_plain(error), ExitCode.ERROR, "OS_ERROR", given)

@@ -64,6 +64,8 @@ class CommandError(Exception):
         message = f"{asked}: {error}"
         if error.reason is None and code is ExitCode.UNAVAILABLE:
             message = f"nobody answers for the {asked}; is it running? (outrider up)"
+        if error.reason is None and error.code.name == "UNIMPLEMENTED":
+            message = f"what answers for the {asked} does not know this call: another process, or another release"
         if error.retry_after_s is not None:
             message += f" (try again in {error.retry_after_s:g} s)"
         return cls(message, code, reason=error.reason or error.code.name)

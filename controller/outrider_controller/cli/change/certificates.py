@@ -22,7 +22,7 @@ ROLES = [role.value for role in Role]
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="Only for these.")
 @click.option("--public-name", "names", multiple=True, metavar="NAME", help="A name or address that clients ask for.")
-@click.option("--days", type=click.IntRange(1), default=90, show_default=True, help="How long they are valid.")
+@click.option("--days", type=click.IntRange(1, 36_500), default=90, show_default=True, help="How long they are valid.")
 def create_certificates(directory: Path, roles: Sequence[str], names: Sequence[str], days: int) -> None:
     """Make a certificate for each role, signed by an authority in DIRECTORY, which is made where there is none.
 

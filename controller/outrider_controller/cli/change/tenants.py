@@ -100,7 +100,11 @@ def _unix_s(ctx: click.Context, param: click.Parameter, value: str) -> int:
         moment = datetime.fromisoformat(value)
     except ValueError:
         raise click.BadParameter(f"{value!r} is neither a duration such as 30d nor a date such as 2030-01-31") from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    found = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    # 0 would be none.
+    if found <= time.time():
+        raise click.BadParameter(f"{value} is in the past")
+    return found
 
 
 @create.command("key")

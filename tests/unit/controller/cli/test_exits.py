@@ -50,6 +50,7 @@ def test_each_status_of_a_server_has_its_exit_code(status: Code, capsys: pytest.
     [
         (None, 0),
         (OSError(13, "Permission denied", "/f"), 1),
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), 2),
         (CommandError("why"), 1),
         (click.UsageError("why"), 2),
         (KeyboardInterrupt(), 130),
@@ -58,6 +59,21 @@ def test_each_status_of_a_server_has_its_exit_code(status: Code, capsys: pytest.
 )
 def test_what_ends_a_command_here_has_its_exit_code(error: BaseException | None, code: int) -> None:
     assert run([], ending(error)) == code
+
+
+def test_a_server_that_does_not_know_the_call_is_named_as_such() -> None:
+    answer = OutriderError("Method not found!")
+    answer.code, answer.reason = Code.UNIMPLEMENTED, None
+    said = str(CommandError.of(answer, "control plane at x"))
+    assert (
+        said == "what answers for the control plane at x does not know this call: another process, or another release"
+    )
+
+
+@pytest.mark.parametrize("expires", ["1960-01-01", "1970-01-01", "2026-01-01T00:00:00+23:00"])
+def test_a_key_is_not_made_for_a_time_that_has_passed(expires: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["create", "key", "t", "--expires", expires, "--control", "127.0.0.1:1"]) == 2
+    assert "is in the past" in capsys.readouterr().err
 
 
 def test_every_exit_code_is_explained_and_reached() -> None:

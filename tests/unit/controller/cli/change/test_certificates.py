@@ -29,6 +29,12 @@ def test_each_role_gets_what_its_processes_accept(tmp_path: Path) -> None:
     assert len(keys) == len(Role) + 3 and {path.stat().st_mode & 0o777 for path in keys} == {0o600}
 
 
+def test_they_are_valid_for_so_many_days_as_a_calendar_has(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["create", "certificates", str(tmp_path), "--days", str(10**20)])
+    assert result.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_made_again_they_are_new_and_of_the_same_authority(tmp_path: Path) -> None:
     create(str(tmp_path))
     files = [tmp_path / "draft" / name for name in ("tls.crt", "ca.crt")]
