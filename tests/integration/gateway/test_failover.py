@@ -205,6 +205,28 @@ async def test_a_request_that_has_tokens_is_never_dropped_for_load(
     assert (text, token_ids, calls) == (TEXT, ids, 4)
 
 
+async def test_tokens_that_a_client_resumes_with_keep_it_from_no_refusal(gateway: OpenGateway, ids: list[int]) -> None:
+    calls = 0
+
+    async def full(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        nonlocal calls
+        calls += 1
+        raise Overloaded("full")
+        yield
+
+    request = generation_pb2.StreamGenerateRequest(request=REQUEST)
+    request.request.resume_token_ids.extend(ids[:3])
+    async with (
+        routing(ScriptedRouter(full)) as address,
+        gateway(address) as started,
+        create_channel(started.grpc_address) as channel,
+    ):
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            _ = [message async for message in stub.StreamGenerate(request, timeout=30)]
+    assert (refused.value.code(), calls) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 1)
+
+
 async def test_a_gateway_that_knows_no_router_waits_for_a_store_that_takes_its_time(tmp_path: Path) -> None:
     info = worker_pb2.WorkerInfo(
         protocol_version=SPOKEN.newest, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1"

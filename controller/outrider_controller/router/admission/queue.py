@@ -72,7 +72,7 @@ class AdmissionQueue:
         pool = self._pools.setdefault(request.model, _Pool())
         ticket = _ticket(request, now_s)
         try:
-            if request.committed:
+            if request.begun:
                 pool.queue.admit(ticket, now_s)
                 on_accepted()
             else:

@@ -49,13 +49,18 @@ class Request(SequenceSpec):
         return len(self.prompt) + self.num_resumed_by_client
 
     @property
+    def begun(self) -> bool:
+        """Another call has committed tokens of the answer: it is not turned away any more."""
+        return len(self.committed) > self.num_resumed_by_client
+
+    @property
     def billed_prompt_tokens(self) -> int:
         return len(self.prompt) if self.billed is None else self.billed
 
     @property
     def cost(self) -> int:
-        """Expected tokens of prompt and answer."""
-        return len(self.prompt) + self.expected_tokens
+        """Expected tokens of prompt and answer. What a client resumes with is run like a prompt."""
+        return self.begins_at + self.expected_tokens
 
     @property
     def finish_reason(self) -> sequence.FinishReason.ValueType:

@@ -264,12 +264,12 @@ class Assigner:
         self, request: Request, allowed: Allowance, room_until_s: float
     ) -> tuple[TargetLink, LeasedDraft | None]:
         config = self._config.failover
-        # A request with tokens to resume from was begun by another router. What an operator has taken out of use does
-        # not come back by itself: the client hears of it before its stream begins.
-        out_of_use = not request.committed and self._fleet.cordoned(request.model)
-        wait_s = config.wait_for_restart_s if request.committed else 0.0 if out_of_use else config.wait_for_target_s
+        # What an operator has taken out of use does not come back by itself: the client hears of it before its stream
+        # begins.
+        out_of_use = not request.begun and self._fleet.cordoned(request.model)
+        wait_s = config.wait_for_restart_s if request.begun else 0.0 if out_of_use else config.wait_for_target_s
         fresh = FailoverState(config, request.resume_revision)
-        room_until_s = math.inf if request.committed else room_until_s
+        room_until_s = math.inf if request.begun else room_until_s
         target = await self._find_target(request, request.resume_revision or None, wait_s, fresh, room_until_s)
         draft = None
         if allowed.max_draft_tokens:

@@ -288,7 +288,7 @@ class Generator:
         except OutriderError as error:
             if error.code is Code.DEADLINE_EXCEEDED:
                 raise DeadlineExceeded(_TOO_LATE) from error
-            if not retry.goes_on(error, has_tokens=bool(answer.output.token_ids)):
+            if not retry.goes_on(error, has_tokens=answer.num_new_tokens > 0):
                 error.field = answer.options.logits.client_field(error.field)
                 raise
             self.routers.failed(router)

@@ -32,7 +32,7 @@ class RouterRetry:
     _has_got_on: bool = False
 
     def goes_on(self, error: OutriderError, *, has_tokens: bool) -> bool:
-        """Whether to retry a call that ended with `error` on another router. `has_tokens`: the client has some."""
+        """Whether to retry a call that ended with `error` on another router. `has_tokens`: it or an earlier one."""
         if error.reason is None:
             self._may_be_accepted = True
             return error.code in _TRANSPORT

@@ -217,6 +217,18 @@ async def test_what_another_router_had_begun_does_not_wait() -> None:
 
 
 @virtual
+async def test_tokens_that_a_client_resumes_with_take_it_past_nobody() -> None:
+    one = router(Fleet([1]))
+    tasks = one.asks(2) + one.asks(1, "resumes", committed=(5,), num_resumed_by_client=1)
+    await asyncio.sleep(0)
+    assert one.held == (1, 2)
+    await asyncio.gather(*tasks)
+    assert one.done == ["t", "t", "resumes"]
+    new, resumed = a_request(prompt=(1, 5)), a_request(prompt=(1,), committed=(5,), num_resumed_by_client=1)
+    assert new.cost == resumed.cost
+
+
+@virtual
 async def test_places_that_other_routers_have_taken_are_not_there() -> None:
     fleet = Fleet([4], elsewhere=3)
     one = router(fleet)
