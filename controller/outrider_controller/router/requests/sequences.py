@@ -223,7 +223,8 @@ class SequenceTable:
         if not link.up:
             active.events.wake()
             return
-        sequence_id, at_us = next(self._ids), now_us()
+        # Attached servers choose the ids of theirs.
+        sequence_id, at_us = next(each for each in self._ids if each not in self.by_target), now_us()
         self._opened(active, link, sequence_id, at_us)
         assignment = self._assign(active, draft, at_us) if draft is not None else None
         # Everything another target needs to continue from here.
