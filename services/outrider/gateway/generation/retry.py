@@ -13,7 +13,7 @@ from outrider.gateway.config import Failover
 _TRANSPORT = frozenset({Code.UNAVAILABLE, Code.CANCELLED, Code.INTERNAL, Code.UNKNOWN})
 
 # Reasons of a router that is draining or has just started: the gateway requests only models that it has seen served.
-_NOT_HERE = frozenset(("DRAINING", "NO_MODEL", "UNKNOWN_MODEL"))
+_NOT_HERE = frozenset(("DRAINING", "NO_METADATA", "NO_MODEL", "UNKNOWN_MODEL"))
 
 
 @dataclass(slots=True)
