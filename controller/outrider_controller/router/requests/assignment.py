@@ -160,11 +160,13 @@ class WorkerPicker:
         request: Request,
         together: Mapping[str, int] = _NONE,
     ) -> str | None:
-        matched = await self._matches(role, workers.values(), request) if len(workers) > 1 else {}
+        # Of a full one nobody has to know what it has cached.
+        with_room = {worker_id: one for worker_id, one in workers.items() if not self._candidate(one).full}
+        matched = await self._matches(role, with_room.values(), request) if len(with_room) > 1 else {}
         num_tokens = request.num_tokens
         candidates = [
             self._candidate(one, num_tokens, matched.get(worker_id, 0), together.get(worker_id, 0))
-            for worker_id, one in workers.items()
+            for worker_id, one in with_room.items()
         ]
         # Shuffled first: routers that see the same ties must not all pick the same worker.
         random.shuffle(candidates)
