@@ -142,7 +142,7 @@ class Decision:
     """The version that `saving` is about: the best available one."""
     price: float = 0.0
     changes: float = 0.0
-    """Changes of mode, halved every ten minutes."""
+    """Changes between ON and TRY, halved every ten minutes."""
 
     def draft_for(self, request_id: str, *, always: bool = False) -> str | None:
         """The draft version of one request, or None for plain decoding. The same on every router. `always`: the request
@@ -171,7 +171,7 @@ class Plan:
     seen_at_entry: Column = field(default_factory=lambda: np.zeros(0))
     """Rounds of evidence when the mode was entered."""
     changes: Column = field(default_factory=lambda: np.zeros(0))
-    """Changes of mode, halved every ten minutes."""
+    """Changes between ON and TRY, halved every ten minutes."""
     best: Column = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """The key of the draft that most requests get."""
     share: Column = field(default_factory=lambda: np.zeros(0))
@@ -297,7 +297,8 @@ def plan(
         reason=reason,
         since_s=np.where(entered, now_s, was.since_s),
         seen_at_entry=np.where(entered, seen, was.seen_at_entry),
-        changes=changes + (entered & (was.mode != _NEVER)),
+        # A full target or a lost draft says nothing of how close the two modes are.
+        changes=changes + (entered & (was.mode > Mode.OFF) & (mode > Mode.OFF)),
         best=best,
         sent=np.where(np.abs(saving - was.sent) > 2 * tuning.NOTICEABLE, saving, was.sent),
         share=_shares(estimator, estimate, live, best, mode, rolled.canary),

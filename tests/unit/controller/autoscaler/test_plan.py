@@ -138,6 +138,17 @@ def test_changes_of_mode_count_on_where_another_process_goes_on() -> None:
     assert decided(resumed).changes == pytest.approx(decisions[CELL].changes)
 
 
+def test_who_lost_its_draft_often_leaves_a_mode_as_soon_as_before() -> None:
+    estimator, planned, now_s = learned({"a@1": 0.6}), Plan(), 0.0
+    for second in range(12):
+        now_s, drafts = float(second), frozenset({"a@1"} if second % 2 == 0 else ())
+        planned = plan(estimator, {}, {"target": TargetState(drafts)}, planned, now_s)
+    for second in range(12, 32):
+        estimator.learn({EvidenceKey(*CELL, "a@1"): noted(60, -1.0)})
+        planned = plan(estimator, {}, FLEET, planned, float(second))
+    assert decided(planned).mode is Mode.TRY
+
+
 def test_a_full_target_rests_its_drafts_and_wakes_them_at_half_the_price() -> None:
     estimator, modes = learned({"a@1": 0.5}), []
     planned = Plan()
