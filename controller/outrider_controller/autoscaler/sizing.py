@@ -24,6 +24,8 @@ class Utilisation:
 class Wanted:
     workers: int
     fewer_since_s: float | None = None
+    most_since: int = 0
+    """Most that were needed at any time since then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +58,5 @@ def _wanted(needed: int, seen: Utilisation, last: Wanted | None, now_s: float) -
     if needed >= last.workers:
         return Wanted(needed)
     since_s = now_s if last.fewer_since_s is None else last.fewer_since_s
-    return Wanted(last.workers, since_s) if now_s - since_s < tuning.LONG_S else Wanted(needed)
+    most = max(needed, last.most_since)
+    return Wanted(last.workers, since_s, most) if now_s - since_s < tuning.LONG_S else Wanted(most)

@@ -40,6 +40,13 @@ def test_a_busy_minute_starts_the_wait_anew() -> None:
     assert sizing({}, Utilisation(4, 0.1), last, 400.0).routers.workers == 4
 
 
+def test_as_many_stay_as_were_needed_at_any_time_of_the_wait() -> None:
+    last = sizing({}, Utilisation(4, 0.7), Sizing(), 0.0)
+    for now_s, busy in ((1.0, 0.5), (300.0, 0.4), (LONG_S + 1.0, 0.1)):
+        last = sizing({}, Utilisation(4, busy), last, now_s)
+    assert last.routers == Wanted(3)
+
+
 def test_more_than_were_wanted_last_are_wanted_at_once_though_even_more_are_there() -> None:
     last = Sizing(routers=Wanted(2))
     assert sizing({}, Utilisation(4, 0.4), last, 1.0).routers == Wanted(3)
