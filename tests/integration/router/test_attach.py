@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
 from outrider.drafting.lookup.suffix import History, SuffixDrafts
 from outrider.drafting.source import CloseReason
@@ -275,6 +276,31 @@ async def test_who_lies_with_a_targets_token_adds_nothing_to_the_bill_of_a_tenan
     assert (name, said.output_tokens) == ("quiet target-liar", 40 * 900)
     assert fleet.counter("outrider_attached_tokens_total") == 40 * 900
     assert honest.info.worker_id not in name
+
+
+async def test_a_server_that_is_back_before_the_end_of_its_stream_is_known_is_followed(
+    fleet: Any, eventually: Any
+) -> None:
+    router = await fleet.start()
+    info = fake_info(worker_pb2.WORKER_ROLE_TARGET, attached=True)
+    opening = SequenceSpec(tuple(PROMPT), SamplingParams(temperature=0.0), VerificationMode.GREEDY, max_new_tokens=100)
+    opens = [opening_for_draft(opening, 7, (), Speculation(4).for_draft(0.0))]
+    calls = []
+    async with create_channel(router.address) as channel:
+        for _ in range(3):
+            calls.append(attach_pb2_grpc.AttachServiceStub(channel).Attach())
+            await calls[-1].write(attach_pb2.AttachRequest(info=info))
+            await calls[-1].initial_metadata()
+            link = router.dispatcher.fleet.attached[info.worker_id]
+            await calls[-1].write(attach_pb2.AttachRequest(opens=opens))
+            await eventually(lambda link=link: link.open_sequences == {7})
+            for former in calls[:-1]:
+                async for _ in former:
+                    pass
+                assert await former.code() is grpc.StatusCode.OK
+            assert info.worker_id in {one.info.worker_id for one in await fleet.store.workers()}
+        calls[-1].cancel()
+        await eventually(lambda: not router.dispatcher.fleet.attached and not router.dispatcher.table.requests)
 
 
 async def test_a_server_outlives_its_router_and_is_attached_to_the_next(fleet: Any, eventually: Any) -> None:

@@ -53,20 +53,26 @@ class AttachServicer(attach_pb2_grpc.AttachServiceServicer):
         if first is grpc.aio.EOF:
             return
         link = self._link(first)
+        while (former := self._servers.get(link.worker_id)) is not None:
+            # Of the same server: that its connection broke is not known here yet, and its requests are still open.
+            await former.replaced()
+        server = self._servers[link.worker_id] = _Server(self._dispatcher, link)
         attached = self._dispatcher.fleet.attached
-        async with self._store.register(link.info, self.address, lambda: link.load):
-            attached[link.worker_id] = link
-            # The server takes it as the router's yes.
-            await context.send_initial_metadata(())
-            server = self._servers[link.worker_id] = _Server(self._dispatcher, link)
-            async with answering(context, link.outbox) as over:
-                try:
-                    server.take(first)
-                    await until_first_ends(read_stream(context, server.take), over(), self._drained())
-                finally:
-                    if attached.get(link.worker_id) is link:
-                        del attached[link.worker_id], self._servers[link.worker_id]
-                    await server.end()
+        try:
+            async with self._store.register(link.info, self.address, lambda: link.load):
+                attached[link.worker_id] = link
+                # The server takes it as the router's yes.
+                await context.send_initial_metadata(())
+                async with answering(context, link.outbox) as over:
+                    try:
+                        server.take(first)
+                        await until_first_ends(read_stream(context, server.take), over(), self._drained())
+                    finally:
+                        await server.end()
+        finally:
+            attached.pop(link.worker_id, None)
+            del self._servers[link.worker_id]
+            server.gone.set()
 
     async def EraseHistory(
         self, request: attach.AttachServiceEraseHistoryRequest, context: object
@@ -102,6 +108,8 @@ class _Server:
         self._requests: set[asyncio.Task[None]] = set()
         self._erasures: deque[asyncio.Future[target.EraseHistoryResponse]] = deque()
         """Those that the server has not answered."""
+        self.gone = asyncio.Event()
+        """Its stream has ended, and its lease was given back."""
 
     def take(self, message: attach.AttachRequest) -> None:
         if message.HasField("load"):
@@ -124,6 +132,11 @@ class _Server:
         self._erasures.append(waiting)
         self._link.outbox.last(erasure.ByteSize()).erasures.append(erasure)
         return await waiting
+
+    async def replaced(self) -> None:
+        """Ends the stream, and returns once nothing of it is left."""
+        self._link.outbox.break_off()
+        await self.gone.wait()
 
     async def end(self) -> None:
         """Ends the requests here; they go on at the server."""
