@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
+import grpc
 import pytest
 from outrider.metadata.tenants.ledger import TenantUsage
 from outrider.rpc.v1 import router_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.sim.clock import VirtualLoop, run_virtually
 
+from tests.fakes import fake_info
 from tests.simulation import draw
 from tests.simulation.client import Answer, Clients
+from tests.simulation.network import Channel, _error
 from tests.simulation.processes import RouterProcess
 from tests.simulation.schedule import RequestPlan, Role, WorkerPlan
 from tests.simulation.witness import ROUTE_PATH
@@ -98,3 +103,32 @@ def test_an_answer_that_moves_off_a_router_that_goes_on_is_billed_once(count: in
         assert bill.output_tokens == 3 * REQUEST.max_tokens
 
     run(half_broken, num_routers=2)
+
+
+def test_a_router_that_reaches_no_target_leaves_its_requests_to_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both reach the metadata store, and the target renews its lease."""
+
+    async def cut_off(world: World, clients: Clients) -> None:
+        alone, other = routers(world)
+        for each in (alone, other):
+            info = fake_info(worker.WORKER_ROLE_ROUTER, worker_id=each.host.name)
+            world.store.register(each.host, info, each.address, worker.WorkerLoad)
+        reached = Channel._reached
+
+        async def unless_cut_off(channel: Channel) -> Any:
+            if channel.client is alone.host:
+                raise _error(grpc.StatusCode.UNAVAILABLE, "no route")
+            return await reached(channel)
+
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(clients.ask(replace(REQUEST, number=number))) for number in range(2)]
+            await committed(world, 20)
+            monkeypatch.setattr(Channel, "_reached", unless_cut_off)
+            for stream in [each for each in alone.host.streams if each.client is alone.host]:
+                stream.break_off("no route")
+        await asyncio.sleep(3)
+        new = [await clients.ask(replace(REQUEST, number=number)) for number in range(2, 6)]
+        assert [answer.end for answer in (*(each.result() for each in running), *new)] == ["length"] * 6
+        assert max(answer.ended_s - answer.started_s for answer in new) < 1
+
+    run(cut_off, num_routers=2)

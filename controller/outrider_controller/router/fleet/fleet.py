@@ -103,6 +103,11 @@ class Fleet:
         there = [t.worker_id for t in self.targets.values() if t.up and t.info.model == model]
         return bool(there) and self.loads.cordons.keys() >= set(there)
 
+    def cut_off(self, model: str) -> bool:
+        """Whether this router has lost all targets of the model although they live, and there are other routers."""
+        there = [t for t in self.targets.values() if t.lease.model == model]
+        return self.loads.num_routers > 1 and bool(there) and all(t.cut_off for t in there)
+
     def back_until_s(self, model: str) -> float:
         """Latest time, by the loop's clock, by which this model's last target may have restarted. -inf where there was
         none, or where operators have taken one out of use."""
@@ -173,6 +178,7 @@ class Fleet:
             self.seen[record.info.model] = record.info
             if worker_id not in links:
                 links[worker_id] = LeasedTarget(worker_id, record.address, self.link_setup)
+            links[worker_id].renewed(record)
         # A worker that only lost the metadata store loses its lease; an open stream shows that it is alive.
         gone = [worker_id for worker_id, link in links.items() if worker_id not in leased and not link.up]
         await asyncio.gather(*(link.stop() for link in [links.pop(worker_id) for worker_id in gone]))
@@ -283,15 +289,26 @@ class LeasedTarget(TargetLink, PeerLink[target.VerifyResponse, BatchingOutbox[ta
         PeerLink.__init__(self, f"worker {worker_id}", setup.connect, self.outbox, address)
         self.tried = asyncio.Event()
         """Set once the first attempt to connect has succeeded or failed."""
+        self.lease = worker.WorkerInfo()
         self._setup = setup
         self._stub: target_pb2_grpc.TargetServiceAsyncStub
         self._clock = asyncio.get_running_loop().time
-        self._received_s = 0.0
+        self._received_s = self._renewed_s = 0.0
+        self._lost_s = self._clock()
         backoff = Backoff(setup.config.first_backoff_s, setup.config.max_backoff_s)
         self._task = asyncio.create_task(self.keep(itertools.repeat(address), backoff), name=f"link {worker_id}")
 
     async def stop(self) -> None:
         await stop(self._task)
+
+    def renewed(self, record: LeaseRecord) -> None:
+        """Takes what was last read of its lease."""
+        self.lease, self._renewed_s = record.info, self._clock() - record.age_ms / 1000
+
+    @property
+    def cut_off(self) -> bool:
+        """It lives: since the connection was lost, or could not be made, it has renewed its lease."""
+        return not self.up and self._renewed_s - self._lost_s > MAX_REPORT_AGE_S
 
     async def _call(self, channel: grpc.aio.Channel) -> Any:
         self._stub = target_pb2_grpc.TargetServiceStub(channel)
@@ -338,6 +355,7 @@ class LeasedTarget(TargetLink, PeerLink[target.VerifyResponse, BatchingOutbox[ta
         if not self.up:
             return
         self.went_down()
+        self._lost_s = self._clock()
         try:
             self._setup.listener.down(self, "the link was stopped" if why is None else problem_of(why))
         finally:

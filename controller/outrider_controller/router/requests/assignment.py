@@ -352,6 +352,8 @@ class Assigner:
             if full and loop.time() >= room_until_s:
                 retry_after_s = self._admission.retry_after_s(request)
                 raise Overloaded(f"every target of {model!r} is full", retry_after_s=retry_after_s)
+            if self._fleet.cut_off(model):
+                raise no_target_reached(model)
             # With committed tokens it has no end, and the full ones may be of another revision than it needs.
             awaits_room = full and room_until_s < math.inf
             if not awaits_room and loop.time() >= give_up_s:
@@ -404,6 +406,11 @@ class Assigner:
     def _setting(self, active: ActiveRequest, target: TargetLink, draft: LeasedDraft) -> Speculation:
         record = self._policy.record(active.request.tenant, active.request.model, draft.info)
         return active.speculation.opened(common_draft_limit(target.info, draft.info), record)
+
+
+def no_target_reached(model: str) -> Unavailable:
+    """Another router may reach one: gateways know the reason."""
+    return Unavailable(f"no target of {model!r} can be reached from here", reason="NO_TARGET_REACHED")
 
 
 def _active_request(

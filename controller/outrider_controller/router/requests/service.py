@@ -28,6 +28,7 @@ from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.fleet.fleet import Fleet
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.request.checks import Request, check_model_name, check_request
+from outrider_controller.router.requests.assignment import no_target_reached
 from outrider_controller.router.requests.dispatcher import Dispatcher
 from outrider_controller.router.requests.sequences import NewResponse
 
@@ -175,6 +176,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         info = self._dispatcher.fleet.model_info(model)
         if info is None:
             raise self._unknown(model)
+        if self._dispatcher.fleet.cut_off(model):
+            # Before the request is accepted: what all routers refuse has an end.
+            raise no_target_reached(model)
         return check_request(message, info, self._salt_key)
 
     def _unknown(self, model: str) -> OutriderError:

@@ -12,8 +12,9 @@ from outrider.gateway.config import Failover
 # Codes of a call whose peer or connection was lost, if there is no reason: a live router sends a reason.
 _TRANSPORT = frozenset({Code.UNAVAILABLE, Code.CANCELLED, Code.INTERNAL, Code.UNKNOWN})
 
-# Reasons of a router that is draining or has just started: the gateway requests only models that it has seen served.
-_NOT_HERE = frozenset(("DRAINING", "NO_METADATA", "NO_MODEL", "UNKNOWN_MODEL"))
+# Reasons of a router that is draining, has just started (the gateway requests only models that it has seen served), or
+# is cut off from targets that live.
+_NOT_HERE = frozenset(("DRAINING", "NO_METADATA", "NO_MODEL", "NO_TARGET_REACHED", "UNKNOWN_MODEL"))
 
 
 @dataclass(slots=True)

@@ -58,6 +58,7 @@ def test_jitter_never_more_than_halves_a_pause() -> None:
         (Code.UNAVAILABLE, "NO_TARGET", True, False),
         (Code.UNAVAILABLE, "NO_MODEL", False, True),
         (Code.UNAVAILABLE, "NO_METADATA", True, True),
+        (Code.UNAVAILABLE, "NO_TARGET_REACHED", True, True),
         (Code.NOT_FOUND, "UNKNOWN_MODEL", True, True),
         (Code.INTERNAL, "INTERNAL", True, False),
         (Code.INVALID_ARGUMENT, "INVALID_FIELD", True, False),

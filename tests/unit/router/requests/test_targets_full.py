@@ -25,7 +25,8 @@ async def test_it_is_told_that_they_are_full_and_one_with_tokens_ends_too(waits_
     picker = SimpleNamespace(target=nothing, has_full_target=lambda model: True, revisions_like=lambda *_: [None])
     config = SimpleNamespace(failover=SimpleNamespace(wait_for_target_s=1.0))
     changed, never_s = asyncio.Event(), -math.inf
-    fleet = SimpleNamespace(changed=lambda: changed, back_until_s=lambda model: never_s, cordoned=lambda model: False)
+    no = lambda model: False  # noqa: E731
+    fleet = SimpleNamespace(changed=lambda: changed, back_until_s=lambda model: never_s, cordoned=no, cut_off=no)
     admission = SimpleNamespace(retry_after_s=lambda request: 7.0)
     assigner = Assigner(*cast(Any, (fleet, picker, None, None, admission, config, None)))
     request, began_s = cast(Any, SimpleNamespace(model="m")), asyncio.get_running_loop().time()
