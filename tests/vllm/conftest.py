@@ -16,6 +16,8 @@ else:
     # One thread, and no cores of its own: other tests run beside these.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    # If it is set, a second data parallel rank needs no second memory node.
+    os.environ.setdefault("VLLM_CPU_SIM_MULTI_NUMA", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
