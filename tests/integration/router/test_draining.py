@@ -96,6 +96,26 @@ async def test_a_drained_target_hands_its_requests_over_once_another_can_go_on_w
     assert [kind for kind in told if kind != "worker_joined"] == ["worker_cordoned", "worker_drained"]
 
 
+async def test_a_request_goes_back_to_a_target_that_is_in_use_again(fleet: Fleet, eventually: Eventually) -> None:
+    """As when each target is drained, looked after and uncordoned in turn."""
+    targets = [await fleet.target(FakeTarget(step_s=0.005)) for _ in range(2)]
+    cordons = (await fleet.start()).dispatcher.fleet.loads
+    running = asyncio.create_task(fleet.ask(fleet.request(PROMPT, 2000), timeout=60))
+    await eventually(lambda: any(target.live for target in targets))
+    targets.sort(key=lambda target: not target.live)
+    async with operator(fleet) as control:
+        for one, other in (targets, targets[::-1]):
+            await control.DrainWorker(control_pb2.DrainWorkerRequest(worker_id=one.info.worker_id, grace_s=0))
+            await eventually(lambda: other.live and not one.live)  # noqa: B023
+            await control.UncordonWorker(control_pb2.UncordonWorkerRequest(worker_id=one.info.worker_id))
+            await eventually(lambda: not cordons.cordons)
+        for target in targets:
+            target.step_s = 0.001
+        answer = await running
+    check_text(answer.token_ids)
+    assert (len(answer.token_ids), answer.metrics.num_target_failovers) == (2000, 2)
+
+
 async def test_requests_leave_a_drained_draft_at_once_for_another_or_for_plain_decoding(
     fleet: Fleet, eventually: Eventually
 ) -> None:

@@ -226,6 +226,8 @@ class Dispatcher:
                 for sequence_id in tuple(link.open_sequences):
                     if self._can_move(active := self.table.by_target[sequence_id]):
                         self._lose_target(active, "an operator drains it", Fault.LEAVING)
+                        # The fleet leaves it out while it is cordoned; afterwards it may be the only one.
+                        active.failover.leaving_targets.discard(link.key)
 
     def _can_move(self, active: ActiveRequest) -> bool:
         others = self.fleet.live_targets(active.request.model)
