@@ -24,6 +24,12 @@ _UNSERVED = {
 }
 
 
+_ROTARY_KINDS = {"default", "linear", "llama3", "yarn", "mrope"}
+"""Whose frequencies depend on no text's length."""
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")
+"""Fields of models that take images: texts have the same position in all sections."""
+
+
 def tensor_names(path: Path) -> set[str]:
     """Of all safetensors files of a directory; those of a damaged file are left out."""
     found = set[str]()
@@ -98,8 +104,10 @@ def settings_of(config: Mapping[str, Any], path: Path, layers: int | None = None
             qk_norm=kind.startswith("qwen3"),
             gated=kind.startswith(("qwen3_next", "qwen3_5")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError) as error:
         raise HeadError(f"{path}/config.json", f"{type(error).__name__}: {error}") from None
+    except ValueError as error:
+        raise HeadError(f"{path}/config.json", str(error)) from None
 
 
 def counted_settings(path: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> HeadSettings:
@@ -119,15 +127,27 @@ def counted_settings(path: Path, config: dict[str, Any], tensors: Mapping[str, T
 
 
 def _rotary(config: Mapping[str, Any], width: int, heads: int, head_dim: int) -> LlamaConfig:
-    names = ("rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings")
-    stated = {name: config[name] for name in names if config.get(name) is not None}
-    if "mrope_section" in stated.get("rope_scaling", {}):
-        # Of models that take images: texts have the same position in all sections.
-        stated["rope_scaling"] = {"rope_type": "default"}
-    share = float(
-        config.get("partial_rotary_factor") or (stated.get("rope_parameters") or {}).get("partial_rotary_factor", 1)
+    """Raises ValueError that names the field."""
+    stated = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    if kinds := [name for name, value in stated.items() if isinstance(value, dict)]:
+        raise ValueError(f"rope_parameters: those of {', '.join(kinds)} are not served in heads")
+    kind, old_name = (stated.pop(name, None) for name in ("rope_type", "type"))
+    kind = kind or old_name or "default"
+    if kind not in _ROTARY_KINDS:
+        raise ValueError(f"rope_scaling: rope_type {kind} is not served in heads")
+    for name in _OF_IMAGES:
+        stated.pop(name, None)
+    stated["rope_type"] = "default" if kind == "mrope" else kind
+    stated.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
+    share = float(stated.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1)
+    positions = config.get("max_position_embeddings")
+    return LlamaConfig(
+        hidden_size=width,
+        num_attention_heads=heads,
+        head_dim=round(head_dim * share),
+        rope_parameters=stated,
+        **({"max_position_embeddings": positions} if positions else {}),
     )
-    return LlamaConfig(hidden_size=width, num_attention_heads=heads, head_dim=round(head_dim * share), **stated)
 
 
 def token_map_of(d2t: Tensor | None, t2d: Tensor | None, vocab: int) -> Tensor | None:

@@ -227,7 +227,10 @@ def _settings(target: Path, layers: int) -> tuple[HeadSettings, dict[str, Any]]:
     config = read_config(target)
     shape = {name: config[name] for name in names.split() if config.get(name) is not None}
     shape["num_hidden_layers"] = layers
-    return settings_of(shape, target), shape
+    try:
+        return settings_of(shape, target), shape
+    except HeadError as error:
+        raise CheckpointError("target", str(error)) from error
 
 
 def _mtp(target: Path, parts: TargetParts, config: StudentConfig, token_map: Tensor | None, start: Path | None) -> Any:
