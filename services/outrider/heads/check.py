@@ -41,11 +41,12 @@ def choose_taps(head: DraftHead, token_ids: Tensor, states: Mapping[int, Tensor]
     """Takes those of its two choices of taps by which it guesses more. states: of each layer, [n, width]."""
     if not head.taps or len(head.other_taps) != len(head.taps):
         return
-    choices = {"inputs": head.taps, "outputs": head.other_taps}
+    # An output is the next layer's input.
+    choices = dict(zip(("inputs", "outputs"), sorted((head.taps, head.other_taps)), strict=True))
     found = {
         name: agreement(head, token_ids, torch.cat([states[tap] for tap in taps], -1)) for name, taps in choices.items()
     }
-    named, best = head.taps, max(found, key=found.__getitem__)
+    named, best = choices["inputs"], max(found, key=lambda name: (found[name], choices[name] == head.taps))
     head.taps = choices[best]
     log.info(
         "the head reads the %s of layers %s of its target: it guesses %.0f %% of a text, and %.0f %% from the %s",

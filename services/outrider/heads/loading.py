@@ -71,7 +71,8 @@ def head_kind(config: dict[str, Any], path: Path) -> str:
     if not tensor_names(path):
         # Says that they are pickled, or missing.
         read_tensors(path, lambda name: name)
-    raise HeadError(f"{path}/config.json", f"not a known draft head (architectures: {config.get('architectures')})")
+    named = {name: config[name] for name in ("architectures", "model_type", "speculators_model_type") if name in config}
+    raise HeadError(f"{path}/config.json", f"not a known draft head ({named}), which are {', '.join(FORMATS)}")
 
 
 def _load_ours(path: Path, config: dict[str, Any], target: TargetParts) -> nn.Module:

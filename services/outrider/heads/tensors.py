@@ -17,10 +17,15 @@ from outrider.heads.interface import HeadError, HeadSettings
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SCALE = ".scale"
+_QUANTIZED = "quantized weights (quantization_config) are not served in heads"
 _UNSERVED = {
     "kv_a_proj_with_mqa": "multi-head latent attention is not served in heads",
     "experts.": "experts are not served in heads",
     "linear_attn": "linear attention is not served in heads",
+    "mask_hidden": "parallel drafting, as P-EAGLE does it, is not served in heads",
+    "weight_scale": _QUANTIZED,
+    "weight_packed": _QUANTIZED,
+    "qweight": _QUANTIZED,
 }
 
 
@@ -72,12 +77,15 @@ def _without_scales(found: dict[str, Tensor]) -> dict[str, Tensor]:
 def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Gives each parameter its tensor. Raises HeadError for one that is missing, too many or of another shape."""
     wanted = module.state_dict()
+    if foreign := [name for name in tensors if name not in wanted]:
+        # Of several the one that says why.
+        known = ((name, text) for part, text in _UNSERVED.items() for name in foreign if part in name)
+        raise HeadError(*next(known, (foreign[0], "no such tensor in this kind")))
     for name, value in tensors.items():
-        if name not in wanted:
-            reason = next((text for part, text in _UNSERVED.items() if part in name), "no such tensor in this kind")
-            raise HeadError(name, reason)
         if value.shape != wanted[name].shape:
             raise HeadError(name, f"has the shape {list(value.shape)}, config.json asks for {list(wanted[name].shape)}")
+        if not value.is_floating_point() or value.dtype.itemsize < 2:
+            raise HeadError(name, f"is of {value.dtype}; {_QUANTIZED}")
         if not value.isfinite().all():
             raise HeadError(name, "has values that are no numbers")
     if missing := sorted(set(wanted) - set(tensors)):

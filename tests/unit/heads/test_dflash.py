@@ -219,6 +219,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no mask": ({"dflash_config": {"target_layer_ids": [1, 2, 4]}}, "mask_token_id None: must be from 0"),
     "a mask that is no token": ({"dflash_config": {"mask_token_id": VOCAB}}, f"mask_token_id {VOCAB}"),
     "no block": ({"block_size": 1}, "block_size 1: must be from 2"),
+    "Domino": ({"dflash_config": {"projector_type": "domino"}}, "dflash_config.projector_type domino"),
+    "the second DFlash": ({"speculators_model_type": "dflash2"}, "speculators_model_type dflash2"),
     "no layers": ({"dflash_config": {"mask_token_id": 7}}, "target_layer_ids: missing"),
     "the last layer's output": ({"dflash_config": {"target_layer_ids": [1, 2, LAYERS - 1]}}, "the target has 8"),
 }

@@ -14,7 +14,7 @@ import torch
 from outrider.engine import EngineConfig, Row
 from outrider.engine.loading.loader import load_engine
 from outrider.heads import Eagle3Head, HeadError, TargetParts, load_head
-from outrider.heads.check import agreement
+from outrider.heads.check import agreement, choose_taps
 from outrider.heads.loading import is_head
 from outrider.target.drafts.head import tried_head
 from torch import Tensor
@@ -111,6 +111,7 @@ def parts_of_a_head() -> dict[str, Tensor]:
 
 
 IDS = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
+"""Outputs, because the first is 1."""
 LLAMA = {**SHAPE, "model_type": "llama", "draft_vocab_size": len(KNOWN)}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "EAGLE's own, with the name and the layers of a whole model": {
@@ -121,12 +122,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "SpecForge": {
         "config": {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "eagle_config": IDS},
         "prefixes": ["midlayer."],
-        "taps": (1, 3, 4),
+        "taps": ((2, 4, 5), (1, 3, 4)),
     },
     "AngelSlim, of Qwen, without its norms": {
         "config": {**LLAMA, "model_type": "qwen3", "architectures": ["Eagle3LlamaForCausalLM"], **IDS},
         "prefixes": ["midlayer."],
-        "taps": (1, 3, 4),
+        "taps": ((2, 4, 5), (1, 3, 4)),
     },
     "a Qwen's norms and biases, which no field states": {
         "config": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
@@ -136,7 +137,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ModelOpt, of two layers": {
         "config": {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 2, "eagle_config": IDS},
         "prefixes": ["midlayer.0.", "midlayer.1."],
-        "taps": (1, 3, 4),
+        "taps": ((2, 4, 5), (1, 3, 4)),
     },
     "SGLang, of two layers": {
         "config": {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 2},
@@ -152,7 +153,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
             **IDS,
         },
         "prefixes": ["layers.0.", "layers.1."],
-        "taps": (1, 3, 4),
+        "taps": ((2, 4, 5), (1, 3, 4)),
         "normed_residual": True,
     },
     "speculators, with its target's norm": {
@@ -165,6 +166,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "prefixes": ["layers.0."],
         "normed_residual": True,
         "more": {"verifier_norm.weight": torch.full((WIDTH,), 3.0)},
+    },
+    "NVIDIA's, up to the last layer, of one norm before the join": {
+        "config": {**LLAMA, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [4, 6, 8], "norm_before_fc": True}},
+        "prefixes": ["midlayer."],
+        "taps": ((4, 6, 8), ()),
+        "more": {"input_norm.weight": torch.full((3 * WIDTH,), 0.5)},
+    },
+    "of inputs": {
+        "config": {**LLAMA, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}},
+        "prefixes": ["midlayer."],
+        "taps": ((2, 4, 5), (3, 5, 6)),
     },
     "a list of one layer": {
         "config": {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"]},
@@ -193,20 +205,47 @@ def test_a_head_as_it_is_published_says_what_vllms_code_says(layout: str, tmp_pa
     assert is_head(path)
     head = load_head(path, target, torch.float32)
     assert head.kind == "eagle3"
-    assert head.taps == form.get("taps", (2, LAYERS // 2, LAYERS - 3))
+    assert (head.taps, head.other_taps) == form.get("taps", ((2, LAYERS // 2, LAYERS - 3), ()))
     states = torch.randn(1, TOKENS, 3 * WIDTH)
     ids, at_once, stepwise = asked(head, states)
+    if (norm := tensors.get("input_norm.weight")) is not None:
+        states = torch.nn.functional.rms_norm(states, (3 * WIDTH,), norm, 1e-5)
     normed = form.get("normed_residual", False)
     expected = as_in_vllm(layers, parts, target.embedding[ids[0]], states[0], normed_residual=normed)
     torch.testing.assert_close(at_once[0], expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(stepwise[0], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_an_activation_that_heads_do_not_have_is_refused(tmp_path: Path, target: TargetParts) -> None:
-    tensors = {"fc.weight": torch.zeros(WIDTH, 3 * WIDTH), **named([layer_of(0)], "midlayer.")}
-    path = written(tmp_path / "head", {**LLAMA, "hidden_act": "gelu"}, tensors)
-    with pytest.raises(HeadError, match="hidden_act gelu"):
-        load_head(path, target)
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "another activation": ({"hidden_act": "gelu"}, "hidden_act gelu"),
+    "a window": ({"layer_types": ["sliding_attention"], "sliding_window": 512}, "layer_types sliding_attention"),
+    "the last state alone": ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False"),
+    "scaled logits": ({"logit_scale": 0.5}, "logit_scale 0.5"),
+    "P-EAGLE": ({"speculators_model_type": "peagle"}, "speculators_model_type peagle"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_field_of_a_head_that_computes_something_else_is_refused_by_its_name(
+    what: str, tmp_path: Path, target: TargetParts
+) -> None:
+    fields, message = REFUSED[what]
+    tensors = parts_of_a_head() | named([layer_of(0)], "midlayer.")
+    with pytest.raises(HeadError, match=rf"config\.json: {message}"):
+        load_head(written(tmp_path / "head", {**LLAMA, **fields}, tensors), target)
+
+
+def test_windows_of_layers_that_the_head_has_not_are_its_targets(tmp_path: Path, target: TargetParts) -> None:
+    tensors = parts_of_a_head() | named([layer_of(0)], "midlayer.")
+    kinds = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512}
+    assert load_head(written(tmp_path / "head", {**LLAMA, **kinds}, tensors), target).kind == "eagle3"
+
+
+def test_a_head_of_the_first_eagle_is_refused_by_its_architecture(tmp_path: Path, target: TargetParts) -> None:
+    tensors = {"fc.weight": torch.zeros(WIDTH, 2 * WIDTH), "layers.0.self_attn.q_proj.weight": torch.zeros(4, WIDTH)}
+    config = {**LLAMA, "model_type": "eagle", "architectures": ["EagleLlamaForCausalLM"]}
+    with pytest.raises(HeadError, match=r"not a known draft head.*EagleLlamaForCausalLM.*eagle3, medusa"):
+        load_head(written(tmp_path / "head", config, tensors), target)
 
 
 def test_pickled_weights_are_named_whatever_the_architecture_is_called(tmp_path: Path, target: TargetParts) -> None:
@@ -229,6 +268,20 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "d2t off by one": (lambda t: t["d2t"].add_(1), "d2t: names other tokens than t2d"),
     "d2t outside": (lambda t: t["d2t"].add_(VOCAB), "d2t: names tokens outside"),
     "not a number": (lambda t: t["fc.weight"][3].fill_(torch.nan), r"fc\.weight: has values that are no numbers"),
+    "quantized": (
+        lambda t: t.update(
+            {
+                "midlayer.mlp.up_proj.weight": torch.zeros(INNER, WIDTH, dtype=torch.float8_e4m3fn),
+                "midlayer.mlp.up_proj.weight_scale": torch.ones(INNER, 1),
+            }
+        ),
+        r"up_proj\.weight_scale: quantized weights",
+    ),
+    "in 8 bits without scales": (
+        lambda t: t.update({"norm.weight": torch.ones(WIDTH).to(torch.float8_e4m3fn)}),
+        r"norm\.weight: is of torch\.float8_e4m3fn",
+    ),
+    "P-EAGLE's": (lambda t: t.update({"mask_hidden": torch.zeros(1, 1, 3 * WIDTH)}), "mask_hidden: parallel drafting"),
     "experts": (
         lambda t: t.update({"midlayer.mlp.experts.0.up_proj.weight": torch.zeros(2)}),
         "experts are not served",
@@ -257,33 +310,53 @@ def test_frequencies_stay_exact_in_a_head_of_bfloat16(tmp_path: Path, target: Ta
 PROMPT = [5, 17, 40, 61]
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-def test_taps_are_inputs_or_outputs_of_layers_whichever_the_text_of_the_target_says(
-    shift: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = made("llama", {"num_hidden_layers": 6, "vocab_size": 384, "eos_token_id": 383}, tmp_path / "model")
-    engine = load_engine(model, EngineConfig(dtype="float32", num_blocks=32))
-    taps = (1, 2, 3)
-    read = tuple(tap + shift for tap in taps)
-    # A head that says the target's own text by heart, from the states of the layers that it reads.
-    text, found, pending = list(PROMPT), [], list(PROMPT)
-    sequence = engine.kv.open([])
-    for _ in range(48):
-        logits, states = engine.forward_tapped([Row(sequence, pending, 1, num_tapped=len(pending))], read)
-        found.append(states.clone())
-        pending = [int(logits[-1].argmax())]
-        text += pending
-    engine.kv.close(sequence)
-    states = torch.cat(found)
+def by_heart(path: Path, ids: list[int], text: list[int], states: Tensor) -> Path:
+    """A head that says a text by heart, from these states of the layers that it reads. ids: what it calls these."""
     rows = torch.randn(384, 64, generator=torch.Generator().manual_seed(1))
     wanted = rows[torch.tensor(text[2:])]
     fc = torch.linalg.lstsq(states[: len(wanted)].double(), wanted.double(), driver="gelsd").solution.T.float()
     shape = {**SHAPE, "vocab_size": 384, "hidden_size": 64, "model_type": "llama"}
     tensors = named([{name: torch.zeros_like(value) for name, value in layer_of(0).items()}], "midlayer.")
     tensors |= {"fc.weight": fc, "norm.weight": torch.ones(64), "lm_head.weight": rows}
-    head = written(tmp_path / "head", {**shape, "eagle_aux_hidden_state_layer_ids": list(taps)}, tensors)
+    return written(path, {**shape, "eagle_aux_hidden_state_layer_ids": ids}, tensors)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_of_inputs_and_outputs_those_are_read_from_which_the_head_guesses_more(
+    first: int, shift: int, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    text = torch.randint(0, 384, (50,), generator=generator)
+    states = {layer: torch.randn(49, 64, generator=generator) for layer in range(1, 6)}
+    ids = [first, first + 1, first + 2]
+    read = tuple(tap + shift for tap in ids)
+    head = by_heart(tmp_path / "head", ids, text.tolist(), torch.cat([states[tap] for tap in read], -1))
+    loaded = load_head(head, TargetParts(torch.randn(384, 64), torch.randn(384, 64), 6), torch.float32)
+    assert loaded.taps[0] == 2, "as SGLang tells them apart"
+    choose_taps(loaded, text[:49], states)
+    assert loaded.taps == read
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_taps_are_inputs_or_outputs_of_layers_whichever_the_text_of_the_target_says(
+    shift: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = made("llama", {"num_hidden_layers": 6, "vocab_size": 384, "eos_token_id": 383}, tmp_path / "model")
+    engine = load_engine(model, EngineConfig(dtype="float32", num_blocks=32))
+    first = 2 - shift
+    text, found, pending = list(PROMPT), [], list(PROMPT)
+    sequence = engine.kv.open([])
+    for _ in range(48):
+        logits, states = engine.forward_tapped([Row(sequence, pending, 1, num_tapped=len(pending))], (2, 3, 4))
+        found.append(states.clone())
+        pending = [int(logits[-1].argmax())]
+        text += pending
+    engine.kv.close(sequence)
+    states = torch.cat(found)
+    head = by_heart(tmp_path / "head", [first, first + 1, first + 2], text, states)
     with caplog.at_level(logging.INFO):
         loaded = tried_head(engine, model, head, PROMPT)
-    assert isinstance(loaded, Eagle3Head) and loaded.taps == read
-    assert f"reads the {('inputs', 'outputs')[shift]} of layers 1, 2, 3 of its target" in caplog.text
+    assert isinstance(loaded, Eagle3Head) and loaded.taps == (2, 3, 4)
+    assert f"reads the {('inputs', 'outputs')[shift]} of layers {first}, {first + 1}, {first + 2}" in caplog.text
     assert agreement(loaded, torch.tensor(text[:-1]), states) > 0.8

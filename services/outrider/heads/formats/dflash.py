@@ -9,11 +9,21 @@ from typing import Any
 from torch import Tensor
 
 from outrider.heads.dflash import DFlashHead
-from outrider.heads.formats.format import HeadFormat, OurHead, architectures, register
+from outrider.heads.formats.format import HeadFormat, OurHead, architectures, register, unserved
 from outrider.heads.interface import BlockShape, HeadError, TargetParts
 from outrider.heads.tensors import counted_settings, fill, read_tensors, token_map_of
 
 _MASK_FILE = "mask_embedding.pt"
+_USUAL: dict[str, Any] = {
+    "speculators_model_type": "dflash",
+    "is_neox_style": True,
+    "logit_scale": 1,
+    "use_aux_hidden_state": True,
+}
+_UNSERVED = (
+    *("use_swa", "causal", "attention_sink_bias", "attention_value_scale", "sample_from_anchor"),
+    *("projector_type", "shift_label"),
+)
 
 
 def _knows(config: dict[str, Any], path: Path) -> bool:
@@ -52,18 +62,13 @@ def _load(path: Path, config: dict[str, Any], target: TargetParts) -> DFlashHead
 
 def _unserved(config: dict[str, Any], own: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Fields of heads that compute something else."""
-    for kind in config.get("layer_types") or ():
-        if kind != "full_attention":
-            yield "layer_types", kind
     for name in ("use_sliding_window", "is_causal", "add_swa_attention_sink_bias", "sample_from_anchor"):
         if config.get(name):
             yield name, config[name]
-    for name in ("use_swa", "causal", "attention_sink_bias", "attention_value_scale", "sample_from_anchor"):
+    for name in _UNSERVED:
         if own.get(name):
             yield f"dflash_config.{name}", own[name]
-    for name, usual in (("is_neox_style", True), ("logit_scale", 1), ("use_aux_hidden_state", True)):
-        if (value := own.get(name, config.get(name, usual))) != usual:
-            yield name, value
+    yield from unserved(config, own, **_USUAL)
 
 
 def _taps(file: str, config: dict[str, Any], own: dict[str, Any], target: TargetParts) -> tuple[int, ...]:

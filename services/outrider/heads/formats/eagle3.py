@@ -10,10 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from outrider.heads.eagle import Eagle3Head, EagleVariant, default_taps
-from outrider.heads.formats.format import HeadFormat, OurHead, architectures, register
+from outrider.heads.formats.format import HeadFormat, OurHead, architectures, register, unserved
 from outrider.heads.interface import HeadError, TargetParts
 from outrider.heads.tensors import counted_settings, fill, read_tensors, settings_of, tensor_names, token_map_of
 
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_USUAL: dict[str, Any] = {"speculators_model_type": "eagle3", "use_aux_hidden_state": True, "logit_scale": 1}
 _EAGLE_LAYER = re.compile(r"(midlayer|layers|additional_layers)\.(?:(\d+)\.)?")
 
 
@@ -45,14 +47,15 @@ def _eagle_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _load_eagle(path: Path, config: dict[str, Any], target: TargetParts) -> Eagle3Head:
-    tensors = _eagle_tensors(path)
+    tensors, inner = _eagle_tensors(path), config.get("eagle_config") or {}
     vocab = len(target.embedding)
     token_map = token_map_of(tensors.pop("d2t", None), tensors.pop("t2d", None), vocab)
-    inner = config.get("eagle_config") or {}
-    taps = inner.get("eagle_aux_hidden_state_layer_ids") or config.get("eagle_aux_hidden_state_layer_ids")
     settings = counted_settings(path, config, tensors)
+    for field, value in unserved(config, inner, settings.layers, **_USUAL):
+        raise HeadError(f"{path}/config.json", f"{field} {value}: not served in EAGLE-3 heads")
+    taps, other_taps = _taps(config, inner, target.layers)
     variant = EagleVariant(
-        taps=tuple(taps or default_taps(target.layers)),
+        taps=taps,
         target_width=int(config.get("target_hidden_size") or target.width),
         logits_width=vocab if token_map is None else len(token_map),
         norm_before_residual=bool(config.get("norm_before_residual", False)),
@@ -63,14 +66,27 @@ def _load_eagle(path: Path, config: dict[str, Any], target: TargetParts) -> Eagl
     )
     _check_eagle(path, variant, settings.width, target)
     head = Eagle3Head(settings, variant, target, token_map)
-    # SGLang and SpecForge name the layers whose outputs are read, vLLM those whose inputs are.
-    head.other_taps = tuple(tap + 1 for tap in variant.taps if tap < target.layers)
+    head.other_taps = other_taps
     if token_map is None:
         tied = tensors.get("embed_tokens.weight") if config.get("tie_word_embeddings") else None
         tensors.setdefault("lm_head.weight", target.head if tied is None else tied)
     tensors.setdefault("embed_tokens.weight", target.embedding)
     fill(head, tensors)
     return head
+
+
+def _taps(config: dict[str, Any], inner: dict[str, Any], layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The layers whose inputs are read, and those that the field may mean as well.
+
+    vLLM names the layers whose inputs are read, SpecForge those whose outputs are: of these the first is 1, as SGLang
+    tells them apart."""
+    stated = inner.get(_IDS) or config.get(_IDS)
+    if not stated:
+        return default_taps(layers), ()
+    inputs, outputs = tuple(stated), tuple(tap + 1 for tap in stated)
+    if max(outputs) > layers:
+        return inputs, ()
+    return (outputs, inputs) if inputs[0] == 1 else (inputs, outputs)
 
 
 def _check_eagle(path: Path, variant: EagleVariant, width: int, target: TargetParts) -> None:
@@ -80,7 +96,7 @@ def _check_eagle(path: Path, variant: EagleVariant, width: int, target: TargetPa
     if not variant.own_embedding and width != target.width:
         raise HeadError("embed_tokens.weight", f"missing, and the target's has the width {target.width}, not {width}")
     if any(not 0 <= tap <= target.layers for tap in variant.taps):
-        raise HeadError(file, f"eagle_aux_hidden_state_layer_ids {variant.taps}: the target has {target.layers} layers")
+        raise HeadError(file, f"{_IDS} {variant.taps}: the target has {target.layers} layers")
 
 
 def _build(ours: OurHead, target: TargetParts) -> Eagle3Head:

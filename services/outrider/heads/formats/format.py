@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from outrider.heads.interface import TargetParts
 
 Config = dict[str, Any]
+
+_FULL = "full_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +51,11 @@ def register(one: HeadFormat) -> None:
 def architectures(config: Config) -> str:
     """The names by which a published head calls itself, in lower case."""
     return " ".join([*(config.get("architectures") or []), str(config.get("speculators_model_type", ""))]).lower()
+
+
+def unserved(config: Config, inner: Config, layers: int | None = None, **usual: Any) -> Iterator[tuple[str, Any]]:
+    """Fields of heads that compute something else: of the first layers kinds that do not see the whole text, and the
+    fields of either config that differ from the usual ones."""
+    yield from (("layer_types", kind) for kind in (config.get("layer_types") or ())[:layers] if kind != _FULL)
+    stated = {name: inner.get(name, config.get(name, value)) for name, value in usual.items()}
+    yield from ((name, stated[name]) for name, value in usual.items() if stated[name] != value)
