@@ -95,6 +95,8 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 def settings_of(config: Mapping[str, Any], path: Path, layers: int | None = None) -> HeadSettings:
     """The decoder layers that a config.json describes. Raises HeadError that names the missing field."""
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        raise HeadError(f"{path}/config.json", f"hidden_act {activation}: only silu is served in heads")
     kind = str(config.get("model_type", "llama"))
     try:
         width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
@@ -120,8 +122,6 @@ def settings_of(config: Mapping[str, Any], path: Path, layers: int | None = None
 
 def counted_settings(path: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> HeadSettings:
     """What tensors show is counted: many a config.json has the numbers of the target."""
-    if (activation := config.get("hidden_act", "silu")) != "silu":
-        raise HeadError(f"{path}/config.json", f"hidden_act {activation}: only silu is served in heads")
     attention = "layers.0.self_attn."
     if (queries := tensors.get(f"{attention}q_proj.weight")) is not None and config.get("num_attention_heads"):
         config = {**config, "head_dim": len(queries) // int(config["num_attention_heads"])}

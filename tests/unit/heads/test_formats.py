@@ -12,6 +12,7 @@ import torch
 from outrider.heads import HeadError, TargetParts, load_head
 from outrider.heads.check import self_check
 from outrider.heads.interface import ChainMemory, DraftHead
+from outrider.heads.loading import is_head
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config, Qwen3NextConfig
@@ -97,7 +98,13 @@ def through(layer: Any, rotary: Any, config: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [("llama", "deepseek"), ("qwen3", "qwen"), ("qwen3", "qwen, in mtp.safetensors"), ("qwen3_next", "qwen")],
+    [
+        ("llama", "deepseek"),
+        ("qwen3", "qwen"),
+        ("qwen3", "qwen, in mtp.safetensors"),
+        ("qwen3_next", "qwen"),
+        ("qwen3_next", "qwen, of a model that takes images"),
+    ],
 )
 def test_a_layer_of_multi_token_prediction_says_what_transformers_layers_say(
     tmp_path: Path, target: TargetParts, kind: str, names: str
@@ -121,7 +128,10 @@ def test_a_layer_of_multi_token_prediction_says_what_transformers_layers_say(
     tensors |= {f"{prefix}{n}.weight": m.state_dict()["weight"] for n, m in zip((first, second), norms, strict=False)}
     # What else a whole model has is not the head's.
     tensors["model.layers.0.self_attn.q_proj.weight"] = torch.zeros(3)
-    path = written(tmp_path / "model", {**SHAPE, **extra, "model_type": kind}, tensors)
+    settings: dict[str, Any] = {**SHAPE, **extra, "model_type": kind}
+    if names.endswith("images"):
+        settings = {"model_type": "qwen3_5", "text_config": {**settings, "model_type": "qwen3_5_text"}}
+    path = written(tmp_path / "model", settings, tensors)
     if names.endswith("mtp.safetensors"):
         (path / "model.safetensors").rename(path / "mtp.safetensors")
         save_file({"model.norm.weight": torch.zeros(WIDTH)}, path / "model.safetensors")
@@ -196,10 +206,24 @@ def test_medusa_heads_are_residual_blocks_on_the_last_state(tmp_path: Path, targ
 
 
 def test_a_layer_with_latent_attention_is_refused(tmp_path: Path, target: TargetParts) -> None:
-    tensors = {"model.layers.1.self_attn.kv_a_proj_with_mqa.weight": torch.zeros(2, 2)}
+    names = ("input_layernorm", "self_attn.kv_a_layernorm", "self_attn.kv_a_proj_with_mqa")
+    tensors = {f"model.layers.1.{name}.weight": torch.zeros(2, 2) for name in names}
     path = written(tmp_path / "model", {**SHAPE, "num_nextn_predict_layers": 1}, tensors)
     with pytest.raises(HeadError, match=r"kv_a_proj_with_mqa.*latent attention"):
         load_head(path, target)
+
+
+@pytest.mark.parametrize("name", ["model.mtp_layers.0.input_proj.weight", "model.mtp_block.0.mlp.up_proj.weight"])
+def test_a_layer_of_another_family_is_refused_by_it(name: str, tmp_path: Path, target: TargetParts) -> None:
+    config = {**SHAPE, "num_nextn_predict_layers": 1, "model_type": "mimo"}
+    path = written(tmp_path / "model", config, {name: torch.zeros(2, 2)})
+    with pytest.raises(HeadError, match=r"model\.layers\.1\.eh_proj\.weight: missing.*layers of mimo are not served"):
+        load_head(path, target)
+
+
+def test_a_model_that_states_no_layer_of_multi_token_prediction_is_no_head(tmp_path: Path) -> None:
+    path = written(tmp_path / "model", {**SHAPE, "num_nextn_predict_layers": 0}, {"norm.weight": torch.ones(2)})
+    assert not is_head(path)
 
 
 def test_a_model_that_is_no_head_is_refused(tmp_path: Path, target: TargetParts) -> None:

@@ -11,13 +11,14 @@ from outrider.heads.mtp import MtpHead
 from outrider.heads.tensors import fill, read_tensors, settings_of
 
 _QWEN = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm"}
+_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _DEEPSEEK = {"shared_head.norm.": "norm.", "shared_head.head.": "lm_head.", "embed_tokens.": "embed_tokens."}
 
 
 def _knows(config: dict[str, Any], path: Path) -> bool:
     # Qwen3-Next has such a layer and no field that says so.
-    named = any(key in config for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
-    return named or config.get("model_type") == "qwen3_next"
+    text = config.get("text_config") or config
+    return any(text.get(key) for key in _FIELDS) or text.get("model_type") == "qwen3_next"
 
 
 def _load_mtp(path: Path, config: dict[str, Any], target: TargetParts) -> MtpHead:
@@ -38,7 +39,9 @@ def _load_mtp(path: Path, config: dict[str, Any], target: TargetParts) -> MtpHea
 
     tensors = read_tensors(path, rename)
     if not tensors:
-        raise HeadError(f"{block}eh_proj.weight", "missing, and so is mtp.fc.weight: the model has no such layer")
+        kind = config.get("model_type")
+        message = f"missing, and so is mtp.fc.weight: layers of {kind} are not served, only DeepSeek's form and Qwen's"
+        raise HeadError(f"{block}eh_proj.weight", message)
     if any(name.startswith("layers.1.") for name in tensors):
         raise HeadError("mtp.layers.1", "only one layer of multi-token prediction is served")
     head = MtpHead(settings_of(config, path, layers=1), target)
