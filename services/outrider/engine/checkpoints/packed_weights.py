@@ -8,7 +8,7 @@ multiple of 32.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -236,17 +236,26 @@ def _compressed(parts: Parts, scheme: Mapping[str, Any]) -> _Levels | Tensor:
         middle = torch.full_like(scales, 1 << bits - 1)
         zeros = middle if zeros is None else _unpacked(zeros, bits, 0)[:outputs]
         return _Levels(numbers, scales, zeros, parts.get("weight_g_idx"))
-    weight = parts["weight"].float()
+    weight, blocks = parts["weight"].float(), _blocks(scheme)
     if zeros is not None:
-        weight = weight - _spread(zeros.float(), parts, weight)
-    return weight * _spread(scales, parts, weight)
+        weight = weight - _spread(zeros.float(), parts, weight, blocks)
+    return weight * _spread(scales, parts, weight, blocks)
 
 
-def _spread(values: Tensor, parts: Parts, like: Tensor) -> Tensor:
-    """A value for each weight: of the tensor, of rows, of groups of a row, or of blocks."""
+def _blocks(scheme: Mapping[str, Any]) -> Sequence[int]:
+    """Rows and columns of a block, in a scheme of blocks."""
+    groups = (group.get("weights") or {} for group in (scheme.get("config_groups") or {}).values())
+    stated = next((found for weights in groups if (found := weights.get("block_structure"))), "1x1")
+    return [int(size) for size in (stated.split("x") if isinstance(stated, str) else stated)]
+
+
+def _spread(values: Tensor, parts: Parts, like: Tensor, blocks: Sequence[int]) -> Tensor:
+    """A value for each weight: of the tensor, of rows, of groups of a row, or of blocks, of which the last may be cut
+    off."""
     if values.ndim < 2:
         values = values.view(-1, 1)
-    rows, columns = (-(-size // count) for size, count in zip(like.shape, values.shape, strict=True))
+    sizes = zip(like.shape, values.shape, blocks, strict=True)
+    rows, columns = (block if -(-size // block) == count else -(-size // count) for size, count, block in sizes)
     of_row = values.repeat_interleave(rows, 0)[: len(like)]
     if "weight_g_idx" in parts:
         return of_row[:, parts["weight_g_idx"].long()]

@@ -87,6 +87,10 @@ def compressed(rng: torch.Generator, outputs: int, inputs: int, scheme: dict[str
     groups = inputs // form["group_size"] if strategy == "group" else 1
     scale = scales(rng, 1 if strategy == "tensor" else outputs, groups).float()
     spread = scale.repeat_interleave(inputs // groups, 1).expand(outputs, inputs)
+    if strategy == "block":
+        rows, columns = form["block_structure"]
+        scale = scales(rng, -(-outputs // rows), -(-inputs // columns)).float()
+        spread = torch.stack([scale[i // rows, torch.arange(inputs) // columns] for i in range(outputs)])
     if form["type"] == "float":
         # Of mean size 1, so that the model is as loud as the others.
         numbers = torch.randn(outputs, inputs, generator=rng).mul(4).to(torch.float8_e4m3fn)
@@ -131,6 +135,10 @@ SCHEMES: dict[str, tuple[Write, dict[str, Any]]] = {
     "int8": (compressed, compressed_scheme("int-quantized")),
     "int8, groups": (compressed, compressed_scheme("int-quantized", strategy="group", group_size=32)),
     "fp8": (compressed, compressed_scheme("float-quantized", type="float")),
+    "fp8, blocks": (
+        compressed,
+        compressed_scheme("float-quantized", type="float", strategy="block", block_structure=[48, 40]),
+    ),
     "fp8, one scale": (compressed, compressed_scheme("float-quantized", type="float", strategy="tensor")),
 }
 
