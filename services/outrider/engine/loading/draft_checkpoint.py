@@ -27,6 +27,7 @@ FORMAT = 1
 _WEIGHTS = "draft.safetensors"
 _SCALE = ".scale"
 _RECIPE = "recipe.json"
+_PACKED = ("qweight", "weight_packed")
 MAX_RECIPE_CHARS = 4000
 
 
@@ -148,8 +149,8 @@ def build_draft_model(
 
 
 def read_embedding(path: Path) -> Tensor:
-    """The input embedding of a checkpoint, [vocab, width]."""
-    found = _read_tensor(path, "embed_tokens.weight")
+    """The input embedding of a checkpoint, [vocab, width]. Raises CheckpointError."""
+    found = _read_weight(path, "embed_tokens")
     if found is None:
         raise CheckpointError(str(path), "no embed_tokens.weight in its safetensors files")
     return found
@@ -157,16 +158,20 @@ def read_embedding(path: Path) -> Tensor:
 
 def read_head(path: Path) -> Tensor:
     """The vocabulary head of a checkpoint, [vocab, width]: its own, or the embedding if the file has no other, as in
-    transformers."""
-    found = _read_tensor(path, "lm_head.weight")
+    transformers. Raises CheckpointError."""
+    found = _read_weight(path, "lm_head")
     return read_embedding(path) if found is None else found
 
 
-def _read_tensor(path: Path, ending: str) -> Tensor | None:
+def _read_weight(path: Path, layer: str) -> Tensor | None:
+    """None if the files have no such layer."""
     for file in weight_files(path):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
-                if name.endswith(ending):
-                    found: Tensor = tensors.get_tensor(name)
-                    return found
+                if not name.endswith((f"{layer}.weight", *(f"{layer}.{part}" for part in _PACKED))):
+                    continue
+                found: Tensor = tensors.get_tensor(name)
+                if not name.endswith(".weight") or found.dtype.itemsize < 2:
+                    raise CheckpointError(str(path), f"{name}: quantized, and drafts share plain weights alone")
+                return found
     return None

@@ -28,6 +28,7 @@ from outrider.engine.loading.draft_checkpoint import (
     build_draft_model,
     load_draft_model,
     read_embedding,
+    read_head,
     save_draft_model,
 )
 from outrider.engine.loading.loader import load_engine
@@ -129,6 +130,23 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypa
     file = tmp_path / "weights"
     file.write_bytes(bytes(2 << 20))
     assert file_digest(file) == hashlib.sha256(bytes(2 << 20)).digest()
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("lm_head.qweight", torch.zeros(4, 8, dtype=torch.int32)),
+        ("lm_head.weight_packed", torch.zeros(8, 4, dtype=torch.int32)),
+        ("lm_head.weight", torch.zeros(8, 4).to(torch.float8_e4m3fn)),
+        ("lm_head.weight", torch.zeros(8, 4, dtype=torch.int8)),
+    ],
+)
+def test_a_quantized_head_is_not_lent_to_drafts_and_the_embedding_not_taken_for_it(
+    name: str, stored: torch.Tensor, tmp_path: Path
+) -> None:
+    save_file({"model.embed_tokens.weight": torch.ones(8, 4), name: stored}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{name}: quantized"):
+        read_head(tmp_path)
 
 
 def test_a_saved_draft_computes_what_the_student_did(tiny: Path, tmp_path: Path) -> None:
