@@ -101,7 +101,7 @@ class Stack:
         self.control, self.routers, self.ops = plan.controller.address, plan.routers, plan.ops
         self.scrape_file.write_text(json.dumps(scrape_targets(self.ops), indent=2) + "\n")
         await exits.enter_async_context(self._running([redis, *plan.tiers]))
-        await self._all_ready(started_s)
+        await self.all_ready(started_s)
         await self.assembled()
         if self.config.realtime:
             first = asyncio.create_task(keep_first(self.processes))
@@ -145,19 +145,24 @@ class Stack:
             process.stopping = True
         await asyncio.gather(*(process.stop(self.config.stop_timeout_s) for process in processes))
 
-    async def _all_ready(self, started_s: float) -> None:
-        async def ready(process: ManagedProcess) -> str:
-            await process.ready(self.config.start_timeout_s)
-            return process.spec.name
+    async def all_ready(self, started_s: float) -> None:
+        """Raises ProcessFailed when one is not ready in time, or ends: also one that was ready, which others wait for."""
 
-        waiting = [asyncio.ensure_future(ready(process)) for process in self.processes.values()]
+        async def ready(process: ManagedProcess) -> None:
+            await process.ready(self.config.start_timeout_s)
+            self._report(f"{process.spec.name} is ready ({time.monotonic() - started_s:.1f} s)")
+
+        waiting = asyncio.gather(*(ready(process) for process in self.processes.values()))
+        ended = asyncio.ensure_future(self.first_failure())
         try:
-            for next_ready in asyncio.as_completed(waiting):
-                self._report(f"{await next_ready} is ready ({time.monotonic() - started_s:.1f} s)")
+            await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise ended.result().failure()
+            waiting.result()
         finally:
-            for task in waiting:
+            for task in (waiting, ended):
                 task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            await asyncio.gather(waiting, ended, return_exceptions=True)
 
     async def assembled(self) -> None:
         """Returns when every router pairs every worker. Raises ProcessFailed when they do not find one another."""
