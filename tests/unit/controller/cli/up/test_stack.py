@@ -23,7 +23,7 @@ async def test_one_that_was_ready_and_ends_is_named_and_not_those_that_wait_for_
     try:
         for process in stack.processes.values():
             await process.start()
-        with pytest.raises(ProcessFailed, match="controller ended with exit code 1: .*the actors did not start"):
+        with pytest.raises(ProcessFailed, match=r"controller ended with exit code 1: .*the actors did not start"):
             await stack.all_ready(time.monotonic())
     finally:
         await asyncio.gather(*(process.stop(1.0) for process in stack.processes.values()))
