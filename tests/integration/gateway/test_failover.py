@@ -23,6 +23,7 @@ from outrider.protocol.identity import SPOKEN
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, generation_pb2, generation_pb2_grpc, router_pb2, worker_pb2
+from prometheus_client import generate_latest
 
 from tests.integration.gateway import scripted_router
 from tests.integration.gateway.conftest import OpenGateway
@@ -260,6 +261,33 @@ async def test_a_gateway_sends_nothing_new_to_a_router_that_is_cordoned(tmp_path
             assert await LeasedRouters(store).addresses() == ["127.0.0.1:7002"]
             assert await store.cordons.remove("router-1", "test")
             assert await LeasedRouters(store).addresses() == ["127.0.0.1:7001", "127.0.0.1:7002"]
+
+
+async def test_a_wait_for_a_router_is_no_failover(tmp_path: Path, ids: list[int]) -> None:
+    with EmbeddedServer.start(tmp_path) as redis:
+        config = GatewayConfig(listen_grpc="127.0.0.1:0", listen_http="127.0.0.1:0", metadata_url=redis.url)
+        role = worker_pb2.WORKER_ROLE_ROUTER
+        info = worker_pb2.WorkerInfo(protocol_version=SPOKEN.newest, role=role, worker_id="router-1")
+        cordon = control_pb2.Cordon(worker_id="router-1")
+        async with (
+            routing(ScriptedRouter(saying(ids))) as address,
+            MetadataStore.connect(redis.url, call_timeout_s=2.0) as store,
+            store.register(info, address, worker_pb2.WorkerLoad),
+            running(config) as started,
+        ):
+            await store.tenants.keep_required()
+            await collect(started.grpc_address)
+            await store.cordons.put(cordon, "cordon worker")
+            while await started.core.routers.every():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            answer = asyncio.create_task(collect(started.grpc_address))
+            await asyncio.sleep(1.0)
+            assert not answer.done()
+            await store.cordons.remove("router-1", "test")
+            text, _, _ = await answer
+            counted = generate_latest(started.core.metrics.registry).decode()
+    assert text == TEXT
+    assert "outrider_gateway_router_failovers_total{" not in counted
 
 
 async def test_routers_are_found_by_their_leases(

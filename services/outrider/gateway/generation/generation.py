@@ -263,12 +263,16 @@ class Generator:
                 return
             except _RouterLost as lost:
                 pause_s = retry.pause_s(self.clock())
+                called = not isinstance(lost, _NoRouter)
                 if pause_s is None:
-                    message = f"{retry.num_breaks} calls to routers broke off; the last: {lost}"
+                    message = (
+                        f"{retry.num_breaks} calls to routers broke off; the last: {lost}" if called else str(lost)
+                    )
                     raise Unavailable(message, reason="ROUTERS_FAILED", retry_after_s=1.0) from lost
-            log.warning("call to a router broke off", extra={**answer.about, "breaks": retry.num_breaks})
-            self.metrics.failover(resumed=bool(answer.output.token_ids))
-            answer.stats.num_router_failovers += 1
+            if called:
+                log.warning("call to a router broke off", extra={**answer.about, "breaks": retry.num_breaks})
+                self.metrics.failover(resumed=bool(answer.output.token_ids))
+                answer.stats.num_router_failovers += 1
             await asyncio.sleep(min(pause_s, max(0.0, answer.deadline_s - self.clock())))
 
     async def _attempt(self, answer: Answer, retry: RouterRetry) -> AsyncGenerator[router_pb2.RouteResponse, None]:
@@ -279,7 +283,7 @@ class Generator:
         try:
             router = await self.routers.pick(answer.request.tenant)
         except Unavailable as none_known:
-            raise _RouterLost(str(none_known)) from none_known
+            raise _NoRouter(str(none_known)) from none_known
         try:
             async with aclosing(router.stream.route(answer.route_request(), remaining_s)) as rounds:
                 async for response in rounds:
@@ -297,6 +301,10 @@ class Generator:
 
 class _RouterLost(Exception):
     """A call to a router broke off, and another router may succeed."""
+
+
+class _NoRouter(_RouterLost):
+    """There was none to call; one may come."""
 
 
 async def _tokenise(model: Model, generation: Generation, threads: TenantThreads) -> list[int]:
