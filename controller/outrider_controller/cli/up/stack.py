@@ -154,15 +154,16 @@ class Stack:
 
         waiting = asyncio.gather(*(ready(process) for process in self.processes.values()))
         ended = asyncio.ensure_future(self.first_failure())
+        both: tuple[asyncio.Future[Any], ...] = (waiting, ended)
         try:
-            await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 raise ended.result().failure()
             waiting.result()
         finally:
-            for task in (waiting, ended):
+            for task in both:
                 task.cancel()
-            await asyncio.gather(waiting, ended, return_exceptions=True)
+            await asyncio.gather(*both, return_exceptions=True)
 
     async def assembled(self) -> None:
         """Returns when every router pairs every worker. Raises ProcessFailed when they do not find one another."""
