@@ -41,7 +41,7 @@ sentence and the names of its options, of a process's option its first sentence.
 time: `--context` and `--control` (what is asked), `--output` or `-o` (text or table, JSON and others), `--yes`.
 `python docs/cli_page.py` writes this page. Do not edit it.
 """
-_EVERYWHERE = ("--context", "--control", "--output", "--yes")
+_EVERYWHERE = {"--context", "--control", "-o", "--yes"}
 _PROCESSES = """## Processes
 
 A process reads each option also from a file and from the environment: [configuration](configuration.md). A number or
@@ -79,8 +79,12 @@ def _option_names(command: click.Command) -> list[str]:
     options = [
         parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden
     ]
-    names = (max(option.opts, key=len) for option in options)
-    return [f"`{name}`" for name in names if name not in _EVERYWHERE]
+    return [f"`{max(option.opts, key=len)}`" for option in options if not _is_shared(option)]
+
+
+def _is_shared(option: click.Option) -> bool:
+    # `up` names its stack by --context, and `verify` is given an answer as --output.
+    return bool(_EVERYWHERE & set(option.opts)) and (option.opts != ["--context"] or bool(option.envvar))
 
 
 def _processes() -> Iterator[str]:

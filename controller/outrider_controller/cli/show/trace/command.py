@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from outrider.rpc.access.roles import Role
@@ -14,6 +15,7 @@ from outrider.rpc.v1 import control_pb2, control_pb2_grpc, trace_pb2
 from outrider.rpc.v1 import trace_pb2 as trace
 
 from outrider_controller.cli.clusters.control import context_option, control_options, endpoint_option, operator_channel
+from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import colours, document, emit, json_file_option, write_json
 from outrider_controller.cli.show.trace import asking, table
 from outrider_controller.cli.show.trace.asking import request_id_of
@@ -37,6 +39,7 @@ def export(requests: tuple[str, ...], control: str, tenant: str, model: str, tok
 
     Of each round: its durations, and of each drafted token its source, the chance that the source gave it, and whether
     it was accepted. Without REQUEST: all that the routers remember. No text; `outrider plan --what-if` reads the lines.
+    Exit code 3 when no router remembers a REQUEST as ended.
     """
     wanted = trace_pb2.ExportTracesRequest(
         tenant=tenant, model=model, request_ids=map(request_id_of, requests), tokens=tokens
@@ -45,17 +48,21 @@ def export(requests: tuple[str, ...], control: str, tenant: str, model: str, tok
 
 
 async def _write(control: str, wanted: trace_pb2.ExportTracesRequest) -> None:
-    async for line in exported(control, wanted):
-        click.echo(line)
+    unknown = set(wanted.request_ids)
+    async for row in exported(control, wanted):
+        click.echo(json.dumps(document(_KIND, row)))
+        unknown.discard(row["request_id"])
+    if unknown:
+        raise CommandError(f"no trace of an ended request: {', '.join(sorted(unknown))}", ExitCode.NOT_FOUND)
 
 
-async def exported(control: str, wanted: trace_pb2.ExportTracesRequest) -> AsyncIterator[str]:
-    """A line for each request. Raises CommandError."""
+async def exported(control: str, wanted: trace_pb2.ExportTracesRequest) -> AsyncIterator[dict[str, Any]]:
+    """A row for each request. Raises CommandError."""
     request = control_pb2.ControlServiceExportTracesRequest(filter=wanted)
     async with operator_channel(Role.CONTROL, control) as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)
         async for answer in stub.ExportTraces(request, timeout=_TIMEOUT_S):
-            yield json.dumps(document(_KIND, trace_row(answer.trace)))
+            yield trace_row(answer.trace)
 
 
 _POLL_S = 0.2
