@@ -158,15 +158,26 @@ def _rotary(config: Mapping[str, Any], width: int, heads: int, head_dim: int) ->
     )
 
 
-def token_map_of(d2t: Tensor | None, t2d: Tensor | None, vocab: int) -> Tensor | None:
-    """d2t is the distance from each of the head's ids to the target's; t2d marks the target's ids that it has."""
+def take_token_map(tensors: dict[str, Tensor], vocab: int) -> Tensor | None:
+    """Takes d2t, the distance from each of the head's ids to the target's, and t2d, which marks the target's ids that
+    it has. Returns the target's ids in ascending order, in which it brings the rows of lm_head.weight."""
+    d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if d2t is None:
         return None
-    ids = d2t.long() + torch.arange(len(d2t))
-    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab):
-        raise HeadError("d2t", f"names tokens outside the target's vocabulary of {vocab}")
-    if bool((ids.diff() <= 0).any()):
-        raise HeadError("d2t", "its tokens are not in ascending order")
+    ids, order = ascending("d2t", d2t.long() + torch.arange(len(d2t)), vocab)
     if t2d is not None and not torch.equal(t2d.nonzero()[:, 0], ids):
         raise HeadError("d2t", "names other tokens than t2d")
+    if (rows := tensors.get("lm_head.weight")) is not None and len(rows) == len(order):
+        # ModelOpt's begin with that of the commonest token.
+        tensors["lm_head.weight"] = rows[order]
     return ids
+
+
+def ascending(name: str, ids: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
+    """Token ids in ascending order, and where each was."""
+    ids, order = ids.long().sort()
+    if len(ids) and not (int(ids[0]) >= 0 and int(ids[-1]) < vocab):
+        raise HeadError(name, f"names tokens outside the target's vocabulary of {vocab}")
+    if bool((ids.diff() == 0).any()):
+        raise HeadError(name, "names a token twice")
+    return ids, order

@@ -178,6 +178,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "prefixes": ["midlayer."],
         "taps": ((2, 4, 5), (3, 5, 6)),
     },
+    "ModelOpt's, the rows of the commonest tokens first": {
+        "config": LLAMA,
+        "prefixes": ["midlayer."],
+        "more": {"d2t": KNOWN.flip(0) - torch.arange(len(KNOWN))},
+    },
     "a list of one layer": {
         "config": {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"]},
         "prefixes": ["layers.0."],
@@ -212,6 +217,8 @@ def test_a_head_as_it_is_published_says_what_vllms_code_says(layout: str, tmp_pa
         states = torch.nn.functional.rms_norm(states, (3 * WIDTH,), norm, 1e-5)
     normed = form.get("normed_residual", False)
     expected = as_in_vllm(layers, parts, target.embedding[ids[0]], states[0], normed_residual=normed)
+    assert head.token_map is not None and bool((head.token_map.diff() > 0).all())
+    expected = expected[:, (tensors["d2t"] + torch.arange(len(KNOWN))).argsort()]
     torch.testing.assert_close(at_once[0], expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(stepwise[0], expected, rtol=1e-3, atol=1e-3)
 
@@ -266,6 +273,7 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
         r"fc\.weight: has the shape \[64, 128\].*\[64, 192\]",
     ),
     "d2t off by one": (lambda t: t["d2t"].add_(1), "d2t: names other tokens than t2d"),
+    "d2t with one token twice": (lambda t: t["d2t"][1].sub_(3), "d2t: names a token twice"),
     "d2t outside": (lambda t: t["d2t"].add_(VOCAB), "d2t: names tokens outside"),
     "not a number": (lambda t: t["fc.weight"][3].fill_(torch.nan), r"fc\.weight: has values that are no numbers"),
     "quantized": (

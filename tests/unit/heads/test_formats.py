@@ -205,6 +205,39 @@ def test_medusa_heads_are_residual_blocks_on_the_last_state(tmp_path: Path, targ
         torch.testing.assert_close(found[number], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("rows", ["of its tokens", "of all tokens"])
+def test_a_medusa_head_of_the_commonest_tokens_says_them_in_ascending_order(
+    rows: str, tmp_path: Path, target: TargetParts
+) -> None:
+    """As in vLLM the file may have rows of all tokens."""
+    commonest, weight, full = torch.tensor([70, 5, 33, 6]), torch.randn(WIDTH, WIDTH) * 0.1, torch.randn(VOCAB, WIDTH)
+    kept = full if rows == "of all tokens" else full[commonest]
+    tensors = {"token_map": commonest, "blocks.0.layers.0.weight": weight, "lm_heads.0.weight": kept}
+    config = {"architectures": ["MedusaModel"], "num_heads": 1, "vocab_size": VOCAB, "truncated_vocab_size": 4}
+    loaded = load_head(written(tmp_path / "head", config, tensors), target, torch.float32)
+    assert loaded.token_map is not None and loaded.token_map.tolist() == [5, 6, 33, 70]
+    states = torch.randn(1, TOKENS, WIDTH)
+    expected = (states + torch.nn.functional.silu(states @ weight.T)) @ full[loaded.token_map].T
+    torch.testing.assert_close(asked(loaded, states)[1][0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"token_map": torch.tensor([3, VOCAB])}, "token_map: names tokens outside"),
+        ({"logit_scale": 0.5}, "logit_scale"),
+    ],
+)
+def test_a_medusa_head_that_does_not_fit_is_refused_by_name(
+    more: dict[str, Any], message: str, tmp_path: Path, target: TargetParts
+) -> None:
+    config = {"model_type": "medusa", **{name: value for name, value in more.items() if name == "logit_scale"}}
+    tensors = {"blocks.0.layers.0.weight": torch.zeros(WIDTH, WIDTH)}
+    tensors |= {name: value for name, value in more.items() if name == "token_map"}
+    with pytest.raises(HeadError, match=message):
+        load_head(written(tmp_path / "head", config, tensors), target)
+
+
 def test_a_layer_with_latent_attention_is_refused(tmp_path: Path, target: TargetParts) -> None:
     names = ("input_layernorm", "self_attn.kv_a_layernorm", "self_attn.kv_a_proj_with_mqa")
     tensors = {f"model.layers.1.{name}.weight": torch.zeros(2, 2) for name in names}

@@ -11,7 +11,7 @@ from torch import Tensor
 from outrider.heads.dflash import DFlashHead
 from outrider.heads.formats.format import HeadFormat, OurHead, architectures, register, unserved
 from outrider.heads.interface import BlockShape, HeadError, TargetParts
-from outrider.heads.tensors import counted_settings, fill, read_tensors, token_map_of
+from outrider.heads.tensors import counted_settings, fill, read_tensors, take_token_map
 
 _MASK_FILE = "mask_embedding.pt"
 _USUAL: dict[str, Any] = {
@@ -43,7 +43,7 @@ def _load(path: Path, config: dict[str, Any], target: TargetParts) -> DFlashHead
         raise HeadError(f"{path}/{_MASK_FILE}", "an embedding of its own for masks is not served")
     tensors = read_tensors(path, _name)
     vocab = len(target.embedding)
-    token_map = token_map_of(tensors.pop("d2t", None), tensors.pop("t2d", None), vocab)
+    token_map = take_token_map(tensors, vocab)
     head = DFlashHead(
         counted_settings(path, config, tensors),
         target,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from outrider.heads.eagle import Eagle3Head, EagleVariant, default_taps
 from outrider.heads.formats.format import HeadFormat, OurHead, architectures, register, unserved
 from outrider.heads.interface import HeadError, TargetParts
-from outrider.heads.tensors import counted_settings, fill, read_tensors, settings_of, tensor_names, token_map_of
+from outrider.heads.tensors import counted_settings, fill, read_tensors, settings_of, take_token_map, tensor_names
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _USUAL: dict[str, Any] = {"speculators_model_type": "eagle3", "use_aux_hidden_state": True, "logit_scale": 1}
@@ -49,7 +49,7 @@ def _eagle_tensors(path: Path) -> dict[str, Tensor]:
 def _load_eagle(path: Path, config: dict[str, Any], target: TargetParts) -> Eagle3Head:
     tensors, inner = _eagle_tensors(path), config.get("eagle_config") or {}
     vocab = len(target.embedding)
-    token_map = token_map_of(tensors.pop("d2t", None), tensors.pop("t2d", None), vocab)
+    token_map = take_token_map(tensors, vocab)
     settings = counted_settings(path, config, tensors)
     for field, value in unserved(config, inner, settings.layers, **_USUAL):
         raise HeadError(f"{path}/config.json", f"{field} {value}: not served in EAGLE-3 heads")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from outrider.heads.formats.format import HeadFormat, OurHead, architectures, register
+from outrider.heads.formats.format import HeadFormat, OurHead, architectures, register, unserved
 from outrider.heads.interface import HeadError, TargetParts
 from outrider.heads.medusa import MedusaHead
-from outrider.heads.tensors import fill, read_tensors
+from outrider.heads.tensors import ascending, fill, read_tensors
 
 
 def _knows(config: dict[str, Any], path: Path) -> bool:
@@ -25,6 +25,8 @@ def _load_medusa(path: Path, config: dict[str, Any], target: TargetParts) -> Med
         layer, _, kind = rest.partition(".")
         return f"blocks.{block}.layers.{layer}.{kind.removeprefix('linear.')}" if "linear" in kind else name
 
+    for field, value in unserved(config, {}, logit_scale=1):
+        raise HeadError(f"{path}/config.json", f"{field} {value}: not served in Medusa heads")
     tensors = read_tensors(path, rename)
     blocks = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
     layers = {name.split(".")[3] for name in tensors if name.startswith("blocks.0.")}
@@ -34,16 +36,22 @@ def _load_medusa(path: Path, config: dict[str, Any], target: TargetParts) -> Med
         # The first code's files have the vocabulary head as one more layer of a block.
         if (old := tensors.pop(f"{number}.{len(layers)}.weight", None)) is not None:
             tensors[f"lm_heads.{number}.weight"] = old
-    token_map = tensors.pop("token_map", None)
     if "lm_head.weight" in tensors:
         tensors.setdefault("lm_heads.0.weight", tensors.pop("lm_head.weight"))
+    token_map = tensors.pop("token_map", None)
+    if token_map is not None:
+        token_map, order = ascending("token_map", token_map, len(target.embedding))
+        for name in [name for name in tensors if name.startswith("lm_heads.")]:
+            # As in vLLM a file may have rows of the other tokens too.
+            rows = tensors[name]
+            tensors[name] = rows[order if len(rows) == len(order) else token_map]
     own_heads = "lm_heads.1.weight" in tensors
     head = MedusaHead(
         target,
         len(blocks),
         layers=len(layers),
         bias="blocks.0.layers.0.bias" in tensors,
-        token_map=None if token_map is None else token_map.long(),
+        token_map=token_map,
         own_heads=own_heads,
     )
     if not own_heads:
