@@ -14,6 +14,7 @@ from outrider.rpc.v1 import router_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.sim.clock import VirtualLoop, run_virtually
+from outrider_controller.router.request.failover import Fault
 
 from tests.fakes import fake_info
 from tests.simulation import draw
@@ -132,3 +133,19 @@ def test_a_router_that_reaches_no_target_leaves_its_requests_to_one_that_does(mo
         assert max(answer.ended_s - answer.started_s for answer in new) < 1
 
     run(cut_off, num_routers=2)
+
+
+def test_what_a_target_still_commits_of_an_answer_that_has_moved_is_not_billed() -> None:
+    async def moved(world: World, clients: Clients) -> None:
+        asking: asyncio.Task[Answer] = asyncio.create_task(clients.ask(REQUEST))
+        await committed(world, 5)
+        await asyncio.sleep(TARGET.step_s * 0.9)
+        [router] = routers(world)
+        [active] = router.dispatcher.table.requests
+        router.dispatcher._lose_target(active, "an operator drains it", Fault.LEAVING)
+        answer = await asking
+        assert len(answer.token_ids) == REQUEST.max_tokens < world.witness.counts["committed"]
+        [bill] = router.dispatcher.usage.sums.values()
+        assert bill.output_tokens == REQUEST.max_tokens
+
+    run(moved, num_targets=2)

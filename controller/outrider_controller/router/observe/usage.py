@@ -47,7 +47,7 @@ class CallBill:
     prompt: TenantUsage | None = None
     """The request and its prompt, where this call has committed the first token."""
     broken: bool = False
-    """The gateway has lost it, and another call goes on: this one bills no more tokens."""
+    """The answer goes on elsewhere: no more tokens are billed here."""
 
 
 @dataclass(slots=True)

@@ -281,6 +281,9 @@ class SequenceTable:
         del self.by_target[dropped.sequence_id]
         account = self._closed[dropped.sequence_id] = dropped.account
         account.closed_us, account.tokens_left = now_us(), active.state.remaining
+        if reason == sequence.CLOSE_REASON_MOVED:
+            # Another target commits the same tokens; the time of both is billed.
+            account.call = CallBill(broken=True)
         if len(self._closed) > _MAX_CLOSED:
             self._closed.popitem(last=False)
         dropped.link.open_sequences.discard(dropped.sequence_id)
