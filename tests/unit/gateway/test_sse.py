@@ -90,3 +90,7 @@ def test_an_event_is_one_line_for_whoever_splits_it() -> None:
     data = event({"text": text}).decode()
     assert data.removesuffix("\n\n").splitlines() == [data.removesuffix("\n\n")]
     assert json.loads(data.removeprefix("data: ")) == {"text": text}
+
+
+def test_an_event_is_json_whatever_numbers_a_request_or_a_model_has_written() -> None:
+    assert event({"input": {"a": float("inf"), "b": float("nan")}}) == b'data: {"input":{"a":null,"b":null}}\n\n'

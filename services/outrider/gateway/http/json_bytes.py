@@ -33,7 +33,7 @@ def pieces(data: Json) -> list[bytes | bytearray]:
         arrays.append(array)
         return marker
 
-    first, *others = to_json(data, fallback=place).split(f'"{marker}"'.encode())
+    first, *others = to_json(data, inf_nan_mode="null", fallback=place).split(f'"{marker}"'.encode())
     found: list[bytes | bytearray] = [first]
     for array, after in zip(arrays, others, strict=True):
         found += [array.data, b"]" + after]
