@@ -449,6 +449,9 @@ async def test_the_models_are_listed_to_anthropics_client(ask: Any) -> None:
     async with ask() as asking:
         models = [model async for model in asking.client.models.list()]
         models.append(await asking.client.models.retrieve(MODEL))
+        with pytest.raises(asking.library.NotFoundError) as unknown:
+            await asking.client.models.retrieve("nobody")
+    assert unknown.value.type == "not_found_error"
     assert [(model.id, model.type, model.max_input_tokens) for model in models] == [(MODEL, "model", 4096)] * 2
     assert models[1].display_name == MODEL and models[1].created_at == models[0].created_at
 

@@ -224,7 +224,7 @@ class _Listings:
         try:
             check_model(tenant_of(request), name)
         except OutriderError as error:
-            return from_outrider(error).response()
+            return from_outrider(error).response(request.url.path)
         await self.core.catalog.refresh()
         for served in self.core.catalog.live:
             if served.model == name:
@@ -232,7 +232,8 @@ class _Listings:
                 if "anthropic-version" in request.headers:
                     return JSONResponse(anthropic.model(served, catalog.created_s))
                 return JSONResponse(bodies.model(served, catalog.created_s, catalog.sampling_defaults(served)))
-        return HttpError(404, f"model {name!r} is not served here", param="model", code="model_not_found").response()
+        unknown = HttpError(404, f"model {name!r} is not served here", param="model", code="model_not_found")
+        return unknown.response(request.url.path)
 
     async def receipt_key(self, request: Request) -> Response:
         return JSONResponse({"pem": self.core.receipt_key.public_pem})

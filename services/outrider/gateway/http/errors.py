@@ -17,7 +17,8 @@ from outrider.errors import MAX_MESSAGE_CHARS, Code, InvalidRequest, OutriderErr
 
 _MAX_PARAM_CHARS = 200
 MESSAGES = "/v1/messages"
-"""The path of Anthropic's API, and the beginning of the others that it has."""
+"""The path of Anthropic's API, and the beginning of the others that it has alone."""
+_OF_BOTH = "/v1/models"
 _ANTHROPIC = {
     401: "authentication_error",
     403: "permission_error",
@@ -83,7 +84,11 @@ class HttpError(Exception):
 
     def response(self, path: str = "") -> JSONResponse:
         """In the form of the API that has this path."""
-        body: dict[str, Any] = self.anthropic_body if path.startswith(MESSAGES) else self.body
+        body: dict[str, Any] = self.body
+        if path.startswith(MESSAGES):
+            body = self.anthropic_body
+        elif path.startswith(_OF_BOTH):
+            body = self.shared_body
         return JSONResponse(body, status_code=self.status, headers=self.headers)
 
 
