@@ -11,6 +11,9 @@ import httpx
 import openai
 import pytest
 from outrider.errors import Unavailable
+from outrider.gateway.generation.requests import ChatPrompt
+from outrider.gateway.http.openai.responses_request import ResponsesRequest
+from outrider.gateway.http.openai.schemas import parse
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 
@@ -102,6 +105,19 @@ async def test_what_came_of_calls_is_told_to_the_model(ask: Any, tokenizer: Mode
         await client.responses.create(model=MODEL, input=history)
     prompt = prompt_of(router.requests[-1], tokenizer)
     assert prompt == f"user\nHm?\nassistant\n{SAID}\nuser\n<tool_response>\nSun\n</tool_response>\nassistant\n"
+
+
+def test_all_reasoning_of_a_turn_is_told_to_the_model() -> None:
+    def part(number: int) -> list[Any]:
+        thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": f"Hm {number}."}]}
+        return [thought, {"type": "function_call", "call_id": f"c{number}", "name": "weather", "arguments": "{}"}]
+
+    body = {"model": MODEL, "input": [{"role": "user", "content": "a"}, *part(1), *part(2)]}
+    [[generation]] = parse(ResponsesRequest, json.dumps(body).encode()).generations()
+    assert isinstance(generation.prompt, ChatPrompt)
+    turn = generation.prompt.messages[-1]
+    assert turn["reasoning_content"] == "Hm 1.\nHm 2."
+    assert [call["id"] for call in turn["tool_calls"]] == ["c1", "c2"]
 
 
 async def test_a_format_is_a_grammar(ask: Any) -> None:

@@ -225,7 +225,9 @@ def _messages(given: Any) -> Iterable[dict[str, Any]]:
 
 def _joined(turn: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
     calls = [*turn.get("tool_calls", ()), *added.get("tool_calls", ())]
+    thoughts = [said["reasoning_content"] for said in (turn, added) if said.get("reasoning_content")]
     joined = turn | {name: value for name, value in added.items() if value} | ({"tool_calls": calls} if calls else {})
+    joined |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
     # A turn with only reasoning, because it was cut off, has no text.
     return {"content": "" if "reasoning_content" in joined else None} | joined
 
