@@ -54,10 +54,10 @@ class Asking:
     async def post(self, path: str = "/messages", **fields: Any) -> httpx.Response:
         return await self.http.post(path, json={"model": MODEL, "max_tokens": 400, "messages": [HI], **fields})
 
-    def says(self, text: str, *, cut: bool = False) -> None:
+    def says(self, text: str, *, cut: bool = False, size: int = 3) -> None:
         ids = self.encoded(text)
         finish = sequence_pb2.FINISH_REASON_LENGTH if cut else sequence_pb2.FINISH_REASON_STOP
-        self.router.script = saying(ids if cut else [*ids, 2], size=3, finish=finish)
+        self.router.script = saying(ids if cut else [*ids, 2], size=size, finish=finish)
 
     def encoded(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)
@@ -156,6 +156,7 @@ def event_type() -> TypeAdapter[Any]:
         (f"Let me see.\n{CALL}{CLOCK_CALL}", ["text", "tool_use", "tool_use"]),
         (f"<think>Hm.</think>So.\n{CALL}", ["thinking", "text", "tool_use"]),
         (f"<think>Hm.</think>{CALL}", ["thinking", "tool_use"]),
+        (f"So.\n{CALL}And{CLOCK_CALL}Done.", ["text", "tool_use", "text", "tool_use", "text"]),
         ("", []),
     ],
 )
@@ -164,7 +165,9 @@ async def test_a_stream_has_anthropics_events_in_their_order_and_adds_up_to_the_
 ) -> None:
     async with ask(said, reasoning_parsers=("think",)) as asking:
         fields: Any = {"tools": [WEATHER, CLOCK]}
+        asking.says(said, size=400)
         whole = await asking.create(**fields)
+        asking.says(said)
         raw = (await asking.post(stream=True, **fields)).text
         async with asking.client.messages.stream(model=MODEL, max_tokens=400, messages=[HI], **fields) as stream:
             final = await stream.get_final_message()

@@ -87,6 +87,13 @@ async def test_a_stream_has_the_events_in_their_order(ask: Any) -> None:
     assert (call.name, call.arguments, call.type) == ("weather", '{"city": "Bern"}', "function_call")
 
 
+async def test_a_whole_response_has_its_items_in_their_order(ask: Any) -> None:
+    async with ask(f"{SAID} Done.") as (client, _, _):
+        whole = await client.responses.create(model=MODEL, input="Hm?", tools=[WEATHER])
+    assert [item.type for item in whole.output] == ["message", "function_call", "message"]
+    assert whole.output_text == "Let me see. Done."
+
+
 async def test_a_response_that_is_cut_off_says_so(ask: Any) -> None:
     async with ask("Fine, thanks.") as (client, _, _):
         whole = await client.responses.create(model=MODEL, input="Hm?", max_output_tokens=4)

@@ -261,13 +261,11 @@ class Choices:
             sum(usage.rejected_prediction_tokens for usage in every),
         )
 
-    async def joined(self) -> Chunk:
-        """The one answer, when it is whole."""
-        chunks = []
+    async def kept_chunks(self) -> AsyncGenerator[Chunk, None]:
+        """Those of the one answer, of which nothing is sent before it is whole."""
         async for _, chunk in self.chunks():
-            chunks.append(chunk)
             self.kept.add(0)
-        return Chunk.join(chunks)
+            yield chunk
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         """(number of the answer, chunk), as they arrive. Raises the first error of any answer and ends the others."""

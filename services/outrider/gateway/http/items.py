@@ -40,15 +40,21 @@ class Items:
     def add(self, delta: Delta, reader: MessageReader) -> Iterator[ItemStep]:
         if delta.reasoning:
             yield from self._grow("reasoning", delta.reasoning)
-        if delta.content:
-            yield from self._grow("text", delta.content)
+        written = 0
         for each in delta.calls:
+            yield from self._text(delta.content[written : each.at])
+            written = each.at
             yield from self._grow("call", each.arguments, reader.call(each).get("id", ""), each.name)
+        yield from self._text(delta.content[written:])
 
     def end(self) -> Iterator[ItemStep]:
         """Ends the last item, which may be incomplete."""
         if self.items:
             yield ItemStep("end", self.items[-1])
+
+    def _text(self, text: str) -> Iterator[ItemStep]:
+        if text:
+            yield from self._grow("text", text)
 
     def _grow(self, kind: Kind, text: str, call_id: str = "", name: str = "") -> Iterator[ItemStep]:
         if call_id or not self.items or self.items[-1].kind != kind:

@@ -23,12 +23,13 @@ _DELTAS = {"reasoning": ("thinking_delta", "thinking"), "text": ("text_delta", "
 
 class MessagesWriter:
     async def whole(self, choices: Choices, body: MessagesRequest) -> Json:
-        joined, items = await choices.joined(), Items()
-        for _ in items.add(joined.delta, MessageReader.of(choices.answers[0])):
-            pass
-        ended = _ended(joined, items, choices.usage, body) | {"usage": _usage(choices.usage)}
+        reader, items = MessageReader.of(choices.answers[0]), Items()
+        async for chunk in choices.kept_chunks():
+            for _ in items.add(chunk.delta, reader):
+                pass
+        ended = _ended(chunk, items, choices.usage, body) | {"usage": _usage(choices.usage)}
         content = [_block(item) for item in items.items]
-        return _message(choices, content) | ended | metrics(choices) | joined.signed
+        return _message(choices, content) | ended | metrics(choices) | chunk.signed
 
     async def events(self, choices: Choices, body: MessagesRequest) -> AsyncGenerator[bytes, None]:
         """Nothing is yielded before the first token or error."""

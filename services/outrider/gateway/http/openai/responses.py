@@ -89,12 +89,12 @@ def _more(item: Item) -> Json:
 
 class ResponsesWriter:
     async def whole(self, choices: Choices, body: ResponsesRequest) -> Json:
-        joined = await choices.joined()
         reader, output = MessageReader.of(choices.answers[0]), _Output(choices.id, body.namespaces)
-        reader.count(joined)
-        for _ in output.row.add(joined.delta, reader):
-            pass
-        return _response(choices, body, output, int(time.time()), joined, _counted(choices, reader)) | metrics(choices)
+        async for chunk in choices.kept_chunks():
+            reader.count(chunk)
+            for _ in output.row.add(chunk.delta, reader):
+                pass
+        return _response(choices, body, output, int(time.time()), chunk, _counted(choices, reader)) | metrics(choices)
 
     async def events(self, choices: Choices, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
         """Nothing is yielded before the first token or error."""

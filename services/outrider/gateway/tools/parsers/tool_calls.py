@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -25,6 +25,8 @@ class CallDelta:
     name: str = ""
     """With the first delta of a call."""
     arguments: str = ""
+    at: int = field(default=0, compare=False)
+    """How much of the content that comes with it precedes it."""
 
 
 @dataclass(slots=True)
@@ -38,7 +40,7 @@ class Delta:
     def add(self, other: Delta) -> None:
         self.content += other.content
         self.reasoning += other.reasoning
-        self.calls += other.calls
+        self.calls += [replace(call, at=len(self.content)) for call in other.calls]
 
     @classmethod
     def join(cls, deltas: Iterable[Delta]) -> Delta:
@@ -51,7 +53,7 @@ class Delta:
 
     def merge(self) -> None:
         of_calls = [list(deltas) for _, deltas in groupby(self.calls, key=lambda each: each.index)]
-        self.calls = [CallDelta(each[0].index, each[0].name, "".join(d.arguments for d in each)) for each in of_calls]
+        self.calls = [replace(each[0], arguments="".join(d.arguments for d in each)) for each in of_calls]
 
 
 def held_back(text: str, markers: Sequence[str]) -> int:
