@@ -6,6 +6,7 @@ The control plane has one for the whole cluster; each router has one for the tim
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from outrider_controller.autoscaler.estimator import SavingEstimator
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
@@ -38,8 +39,10 @@ class Planner:
     def forget(self, tenants: Collection[str]) -> list[Cell]:
         """Drops the tenants' evidence and decisions. Returns the cells that have no decision any more."""
         gone = [cell for cell in self.plan.cells if cell.tenant in tenants]
+        self._resumed = {cell: one for cell, one in self.decisions().items() if cell.tenant not in tenants}
         self.estimator, self._planned_for = self.estimator.without(tenants), ()
-        self._resumed = {cell: one for cell, one in self._resumed.items() if cell.tenant not in tenants}
+        # Where a tenant is back at once, its decision has changed, whatever it was before.
+        self.plan = replace(Plan.resumed(self._resumed, self.plan.now_s), load=self.plan.load)
         return gone
 
     def step(
