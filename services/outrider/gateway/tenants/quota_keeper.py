@@ -157,6 +157,9 @@ class QuotaKeeper:
                 # Before anything is awaited: a tenant's next request may come meanwhile.
                 self._bounded -= {name for name, count in running.items() if not count}
                 await self.store.quotas.report_running(self.gateway, running)
+                if any(self._account(name).running > count for name, count in running.items()):
+                    # A request that began meanwhile was perhaps hidden by this report.
+                    self._left.set()
                 self.num_gateways = max(1, len(await self.store.workers(worker_pb2.WORKER_ROLE_GATEWAY)))
             except Exception:
                 log.exception("quotas were not reported")

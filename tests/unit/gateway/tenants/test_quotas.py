@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from outrider.errors import Code, InvalidRequest, Overloaded
+from outrider.gateway.tenants import quota_keeper
 from outrider.gateway.tenants.quota_keeper import QuotaKeeper
 from outrider.gateway.tenants.quotas import Balance, MeanTokens, Rate, TokenBucket
 from outrider.metadata.tenants.quota import Granted, QuotaRequest
@@ -347,7 +348,10 @@ async def test_each_time_without_the_store_begins_with_what_that_had_last(store:
     assert let_in <= 1, "a debt of half a second is paid, and this is the second time"
 
 
-async def test_a_request_that_begins_while_ends_are_reported_is_reported_too(store: Store) -> None:
+async def test_a_request_that_begins_while_ends_are_reported_is_reported_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_keeper, "_REPORT_S", 3600.0)
     one, who = keeper(store), tenant(concurrent_requests=1)
     reported, next_one = asyncio.Event(), one.held(who, 1, 1)
 
