@@ -364,9 +364,10 @@ async def test_a_request_that_begins_while_ends_are_reported_is_reported_at_once
 
     store.report_running = report_running  # type: ignore[attr-defined]
     one.store.workers = lambda role: asyncio.sleep(0, [])  # type: ignore[union-attr,method-assign,misc]
+    reporting = asyncio.create_task(one.run())
+    await asyncio.sleep(0)
     async with one.held(who, 1, 1):
         pass
-    reporting = asyncio.create_task(one.run())
     async with asyncio.timeout(10):
         await reported.wait()
     reporting.cancel()
