@@ -440,7 +440,7 @@ def _priced_out(fleet: Fleet, last: Plan, now_s: float) -> dict[str, float]:
         since_s = last.load.get(target)
         paused = since_s is not None and last.now_s - since_s >= PLAN_EVERY_S
         if state.price > state.best_chance * (tuning.WAKE_SHARE if paused else 1.0):
-            load[target] = now_s if since_s is None else since_s
+            load[target] = now_s if since_s is None else min(since_s, now_s)
     return load
 
 

@@ -347,6 +347,21 @@ async def test_a_tenant_that_is_deleted_while_settings_are_read_is_not_planned_a
         assert await leader.explain("t") == (await leader.explain("nobody"))
 
 
+async def test_a_clock_that_is_set_back_stops_no_plan(fleet: Any) -> None:
+    store, now_s = fleet.store, [1e9]
+    async with EventWriter(store).running() as events:
+        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()), clock=lambda: now_s[0])
+        await leader.tick()
+        seen = policy_pb2.DraftEvidence(tenant="t", target=MODEL, draft="d", rounds=9, verified=9)
+        report = policy_pb2.FollowRequest(targets=[policy_pb2.TargetReport(model=MODEL, drafts=["d"])], evidence=[seen])
+        follower = leader.follow()
+        for passed_s in (1, -86_400, 1):
+            now_s[0] += passed_s
+            leader.received(follower, report)
+            await leader.tick()
+            assert leader.planner is not None and leader.planner.plan.now_s == now_s[0]
+
+
 @pytest.mark.parametrize("router_reaches_store", [True, False])
 async def test_a_leader_gives_way_when_only_it_is_cut_off_from_the_store(
     fleet: Any, monkeypatch: pytest.MonkeyPatch, router_reaches_store: bool

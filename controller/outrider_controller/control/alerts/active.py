@@ -91,7 +91,7 @@ class _Watched:
 
     def add(self, evidence: Evidence, now_s: float) -> None:
         for window in (self.recent, self.hour):
-            window.fade(now_s - self.seen_s)
+            window.fade(max(0.0, now_s - self.seen_s))
             window.sums.merge(evidence)
         self.run.merge(evidence)
         self.seen_s = now_s

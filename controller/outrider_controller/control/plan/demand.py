@@ -51,7 +51,7 @@ class Demand:
 
     def look(self, workers: Mapping[str, int], routers: Sequence[float], now_s: float) -> None:
         """`workers`: live ones by draft version. `routers`: each one's share of a core since its last report."""
-        if self._looked_s is None or not routers:
+        if self._looked_s is None or now_s < self._looked_s or not routers:
             self._begin(now_s)
             return
         self._busy.append(sum(routers) / len(routers))

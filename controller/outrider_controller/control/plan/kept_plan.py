@@ -50,7 +50,7 @@ class KeptPlan:
 
     async def save_in_time(self, planner: Planner, epoch: int, now_s: float) -> bool:
         """Whether it was time."""
-        due = now_s - self._saved_s >= _SAVE_EVERY_S
+        due = not 0 <= now_s - self._saved_s < _SAVE_EVERY_S
         if due:
             self._saved_s = now_s
             await self.save(planner, epoch)

@@ -216,9 +216,12 @@ class PlanLeader:
         if self.epoch:
             now_s = self._clock()
             changed = await self._policies.read(now_s, self.epoch) | await self._rollouts.read(self.epoch)
-            if changed or now_s - self._planned_s >= PLAN_EVERY_S:
+            # Here and below: what seems to come later is from before somebody set the clock back.
+            if changed or not 0 <= now_s - self._planned_s < PLAN_EVERY_S:
                 self._planned_s = now_s
-                self._deleted_s = {name: at_s for name, at_s in self._deleted_s.items() if now_s - at_s < _DELETED_S}
+                self._deleted_s = {
+                    name: at_s for name, at_s in self._deleted_s.items() if 0 <= now_s - at_s < _DELETED_S
+                }
                 if self._policies.deleted:
                     await self._forget(self._policies.deleted, now_s)
                 self._plan(now_s)

@@ -34,7 +34,7 @@ class TenantPolicies:
 
     async def read(self, now_s: float, epoch: int) -> bool:
         """Reads the settings from the store in which `epoch` leads. Returns whether any changed."""
-        all_due = now_s - self._read_s >= _READ_TENANTS_EVERY_S
+        all_due = not 0 <= now_s - self._read_s < _READ_TENANTS_EVERY_S
         # First: settings that are read before a tenant's deletion would bring it back after it was dropped.
         deleted = await self._records.deleted() if all_due else set()
         overrides = await self._store.overrides(epoch)
