@@ -16,7 +16,7 @@ from outrider.drafters.interface import Drafter
 from outrider.drafters.sequence import CommitMismatch, DraftSequence
 from outrider.drafting.source import Features
 from outrider.engine import CheckpointError, EngineConfig, ModelInfo
-from outrider.engine.loading.loader import read_settings, served_context
+from outrider.engine.loading.loader import stated_context
 from outrider.errors import InvalidRequest
 from outrider.heads.engine import HeadEngine, head_engine, torch_engine
 from outrider.heads.interface import DraftHead, HeadError
@@ -52,12 +52,14 @@ class HeadDrafter(Drafter):
 
     @classmethod
     def load(cls, head: Path, model: Path, config: EngineConfig) -> HeadDrafter:
-        """`model`: the head's target, of which embedding and vocabulary head are read. Raises CheckpointError."""
+        """`model`: the head's target, which another engine may run: of it embedding and vocabulary head are read.
+
+        Raises CheckpointError."""
         try:
             loaded, parts = load_head_of(model, head, config.device)
         except HeadError as error:
             raise CheckpointError("head", str(error)) from None
-        context = served_context(model, read_settings(model))
+        context = stated_context(model)
         engine = head_engine(loaded, config, context)
         return cls(loaded, len(parts.embedding), context, parts.width, config.device, engine)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from outrider.draft.config import DraftConfig
 from outrider.draft.process import describe, load
 from outrider.drafters import load_drafter
@@ -19,6 +22,7 @@ from outrider.target.process import _head
 from outrider.target.process import load as load_target
 from outrider.training.head_student import HeadLearner
 from outrider.training.student import StudentConfig
+from safetensors.torch import save_file
 
 
 def test_a_checkpoint_is_a_drafter_with_its_limits(tiny: Path, greedy: Callable[..., SequenceSpec]) -> None:
@@ -61,3 +65,24 @@ def test_a_head_s_directory_needs_no_tokenizer_to_be_started_with(tiny: Path, tm
         engine=EngineConfig(dtype="float32", num_blocks=64),
     )
     assert describe(speaking, tiny, load(speaking, tiny)).draft_kind == "model"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]},
+        {"model_type": "gpt_oss", "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        {"model_type": "llama", "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}},
+    ],
+)
+def test_a_head_drafts_for_a_target_that_only_vllm_runs(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Of the target its embedding, vocabulary head and number of positions are read."""
+    shape = {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 96, "max_position_embeddings": 512}
+    for name, config, tensors in (
+        ("model", {**shape, **fields}, {"model.embed_tokens.weight": torch.ones(96, 64)}),
+        ("head", {"model_type": "medusa"}, {"blocks.0.layers.0.weight": torch.zeros(64, 64)}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        save_file(tensors, tmp_path / name / "model.safetensors")
+    assert load_drafter(tmp_path / "model", head=tmp_path / "head").info.max_context_len == 512

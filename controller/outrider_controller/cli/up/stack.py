@@ -83,7 +83,7 @@ class Stack:
         if self.config.measured:
             self.config = await with_best_way(self.config, self.target_path, self._report)
         if self.config.drafts and self.config.draft not in SURE_DRAFTS:
-            await fetched(self.config.draft, self._report)
+            await fetched(self.config.draft, self._report, self.config.draft_engine)
         for head in self.config.heads - SURE_DRAFTS:
             await asked(head, HEAD, self._report)
         started_s = time.monotonic()

@@ -146,6 +146,12 @@ class StackConfig:
         return self.draft_model or default_draft(self.target_model)
 
     @property
+    def draft_engine(self) -> str:
+        """The engine that runs the draft model: of a head's it is the target's."""
+        words = shlex.split(self.draft_args)
+        return self.engine if any(word.split("=")[0] == "--head" for word in words) else OUR_ENGINE
+
+    @property
     def heads(self) -> set[str]:
         """Draft heads that the workers' further options name."""
         words = [part for word in shlex.split(f"{self.target_args} {self.draft_args}") for part in word.split("=", 1)]

@@ -25,7 +25,7 @@ from outrider.engine.loading.assembly import assemble, can_run_on_gpu, kv_shape,
 from outrider.engine.loading.comparison import answers_problem
 from outrider.engine.loading.draft_checkpoint import load_draft_model
 from outrider.engine.models.architectures import architecture_problem, model_problem, tensors_problem, text_part
-from outrider.engine.models.context import context_len
+from outrider.engine.models.context import context_len, num_positions
 from outrider.engine.models.decoder import register_attention
 from outrider.engine.models.fused import keep_to_vector_code
 from outrider.engine.models.memory import (
@@ -113,16 +113,20 @@ def _check_device(name: str) -> None:
 
 
 def read_settings(path: Path) -> Any:
-    """The config of the model's text part. Raises CheckpointError for a model that no engine runs."""
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers fails in many ways
-        raise CheckpointError(f"{path}/config.json", f"transformers cannot read it: {error}") from error
+    """The config of the model's text part. Raises CheckpointError for a model that this engine does not run."""
+    config = _read_config(path)
     if problem := _scheme_problem(config):
         raise CheckpointError(f"{path}/config.json", f"quantization_config: {problem}")
     if problem := architecture_problem(config) or _problem_of(config):
         raise CheckpointError(f"{path}/config.json", f"model_type {config.model_type}: {problem}")
     return config.get_text_config()
+
+
+def _read_config(path: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers fails in many ways
+        raise CheckpointError(f"{path}/config.json", f"transformers cannot read it: {error}") from error
 
 
 def _scheme_problem(config: Any) -> str | None:
@@ -262,8 +266,19 @@ def _kept_kinds(config: EngineConfig, settings: Any) -> tuple[type[packed_weight
 
 def served_context(path: Path, settings: Any, configured: int | None = None) -> int:
     """In positions. Raises CheckpointError that names a field of config.json."""
+    return _positions(path, lambda: context_len(settings, configured))
+
+
+def stated_context(path: Path) -> int:
+    """That of a model which another engine may run, in positions. Raises CheckpointError that names a field of
+    config.json."""
+    settings = _read_config(path).get_text_config()
+    return _positions(path, lambda: num_positions(settings))
+
+
+def _positions(path: Path, count: Callable[[], int]) -> int:
     try:
-        return context_len(settings, configured)
+        return count()
     except ValueError as error:
         raise CheckpointError(f"{path}/config.json", str(error)) from error
 

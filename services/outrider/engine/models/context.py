@@ -66,15 +66,12 @@ _OF_OTHERS = (
 def context_len(settings: Any, configured: int | None = None) -> int:
     """The least of the model's positions, the configured cap, a chunk of its attention, and the positions up to which
     its rotary embedding does not depend on the length of a text. Raises ValueError that names the field at fault."""
-    stated = getattr(settings, "max_position_embeddings", None)
-    if not stated:
-        raise ValueError("max_position_embeddings: missing")
     layer_windows(settings)
     _check_rotary(settings)
     if idle := [name for name in _OF_OTHERS if _of_others(name, settings)]:
         named = ", ".join(f"{name}: {getattr(settings, name)}" for name in idle)
         log.warning("config.json: %s has no effect: a %s has none", named, settings.model_type)
-    positions = _lengthened(settings, int(stated))
+    positions = num_positions(settings)
     limits = {"its positions": positions}
     if configured is not None:
         limits["max_context_len"] = configured
@@ -87,6 +84,14 @@ def context_len(settings: Any, configured: int | None = None) -> int:
     if limits[reason] < positions:
         log.info("%d of the model's %d positions are served: %s", limits[reason], positions, reason)
     return limits[reason]
+
+
+def num_positions(settings: Any) -> int:
+    """Of a model, whatever engine runs it. Raises ValueError that names the field at fault."""
+    stated = getattr(settings, "max_position_embeddings", None)
+    if not stated:
+        raise ValueError("max_position_embeddings: missing")
+    return _lengthened(settings, int(stated))
 
 
 def _lengthened(settings: Any, stated: int) -> int:

@@ -127,3 +127,8 @@ def test_what_up_prints_leads_to_the_console() -> None:
     )
     stack.gateway_http = stack.gateway_grpc = "127.0.0.1:8"
     assert "Console: http://127.0.0.1:9/console#token=t0\n" in _first_requests(cast(Stack, stack), "default", "t0")
+
+
+def test_of_a_head_s_model_no_more_is_asked_than_that_the_target_s_engine_runs_it() -> None:
+    found = {args: StackConfig(engine="vllm", draft_args=args).draft_engine for args in ("", "--head h", "--head=h")}
+    assert found == {"": "outrider", "--head h": "vllm", "--head=h": "vllm"}
