@@ -233,8 +233,9 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
             bound = server.add_insecure_port(address)
         else:
             bound = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {address}: {error}") from None
+    except RuntimeError:
+        # Its text advises to set a variable, and has no reason.
+        raise OSError(f"cannot listen on {address}: it is in use, or no address of this machine") from None
     if bound == 0:
         raise OSError(f"cannot listen on {address}")
     return f"{address.rpartition(':')[0]}:{bound}"
