@@ -117,9 +117,9 @@ async def _decisions(stub: Control, tenant: str) -> Sequence[policy_pb2.TenantDe
 def page(before: LoadSample, now: LoadSample) -> list[str]:
     tenants, workers = tenant_rows(before, now), worker_rows(before, now)
     running = sum(row["running"] for row in tenants)
-    requests = f"{running} request{'s' * (running != 1)}"
+    requests = f"{running} request{'s' * (running != 1)} under way, {len(workers)} worker{'s' * (len(workers) != 1)}"
     missing = f"; no answer from {', '.join(now.unreachable)}" if now.unreachable else ""
-    head = f"{time.strftime('%H:%M:%S')}  {requests} under way, {len(workers)} workers{missing}"
+    head = f"{time.strftime('%H:%M:%S')}  {requests}{missing}"
     shown = [line for row in tenants for line in _by_decision(row)]
     return [head, "", *table_lines(shown, _TENANTS), "", *table_lines(workers, _WORKERS)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.rpc.v1 import policy_pb2, trace_pb2
+from outrider.rpc.v1 import control_pb2, policy_pb2, trace_pb2, worker_pb2
 from outrider_controller.autoscaler.evidence import own_drafts_of
 from outrider_controller.cli.show.top import LoadSample, page
 
@@ -23,3 +23,10 @@ def test_a_tenant_has_a_line_for_drafts_of_workers_and_one_for_the_targets_own()
     assert "acme 1 0 0 0 - draft on 1.19 (1.14 to 1.25) -" in lines
     assert "acme 1 0 0 0 - target on 1.56 (1.47 to 1.67) -" in lines
     assert "idle 1 0 0 0 - - - - -" in lines
+
+
+def test_one_is_not_told_as_several() -> None:
+    target = control_pb2.WorkerStatus(info=worker_pb2.WorkerInfo(worker_id="t", role=worker_pb2.WORKER_ROLE_TARGET))
+    busy = {("acme", ""): trace_pb2.Activity(tenant="acme", num_running=1)}
+    sample = LoadSample(0.0, [target], busy, [], {})
+    assert page(sample, sample)[0].endswith("  1 request under way, 1 worker")
