@@ -152,7 +152,7 @@ def shown(config: Any) -> dict[str, Any]:
 
 def _shown(config: Any, setting: ConfigOption) -> Any:
     value = reduce(getattr, setting.path, config)
-    return (MASK if value else "") if setting.option.secret else value
+    return (MASK if value else None) if setting.option.secret else value
 
 
 def settings(cls: Any) -> tuple[ConfigOption, ...]:
@@ -232,6 +232,9 @@ def _converted(setting: ConfigOption, given: Given) -> Any:
 
 
 def _value(setting: ConfigOption, value: Any) -> Any:
+    if setting.option.secret and value is None:
+        # As --check-config prints it where there is none.
+        return setting.default
     if setting.option.read is not None:
         return setting.option.read(",".join(map(str, value)) if isinstance(value, list) else _text(value))
     if get_origin(setting.kind) is tuple:

@@ -328,10 +328,8 @@ def _again(parse: Parse, cls: type[Any], config: Any, file: Path) -> Any:
     """What comes of all options in effect, written into one file."""
     lines = {name: json.loads(json.dumps(value, default=str)) for name, value in shown(config).items()}
     for setting in settings(cls):
-        if setting.option.secret:
-            lines.pop(setting.name)
-            if shown(config)[setting.name]:
-                lines[setting.name] = str(file.parent / "secret")
+        if setting.option.secret and lines[setting.name]:
+            lines[setting.name] = str(file.parent / "secret")
     file.write_text(yaml.safe_dump(lines))
     return parse(["--config", str(file)])
 
