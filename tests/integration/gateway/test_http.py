@@ -14,7 +14,7 @@ import grpc
 import httpx
 import openai
 import pytest
-from outrider.errors import DeadlineExceeded, InvalidRequest, OutriderError, Overloaded, Unavailable
+from outrider.errors import DeadlineExceeded, InternalError, InvalidRequest, OutriderError, Overloaded, Unavailable
 from outrider.gateway.config import GatewayLimits
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
@@ -537,6 +537,13 @@ async def test_an_error_before_the_first_token_has_its_own_status(serve: Any, ro
             assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == (kind, code)
             assert "secret" not in answer.text
             assert answer.headers.get("retry-after") == ("3" if status == 429 else None)
+
+
+async def test_why_a_router_gave_a_request_up_is_told(serve: Any, router: ScriptedRouter) -> None:
+    router.script = refusing(InternalError("given up after 2 targets failed", reason="TARGETS_FAILED"))
+    async with serve() as (gateway, _):
+        error = (await post(gateway, {"model": MODEL, "prompt": "a"})).json()["error"]
+    assert (error["code"], error["message"]) == ("targets_failed", "given up after 2 targets failed")
 
 
 async def test_an_error_in_mid_stream_is_an_event_the_client_raises(serve: Any, router: ScriptedRouter) -> None:

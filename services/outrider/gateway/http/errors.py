@@ -105,7 +105,9 @@ def from_outrider(error: OutriderError) -> HttpError:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         # OpenAI's clients read this first.
         headers["Retry-After-Ms"] = str(max(1, math.ceil(1000 * error.retry_after_s)))
-    message = str(error) if status != 500 else "internal error"
+    # What has no reason of its own was not written for clients.
+    told = status != 500 or error.reason != error.default_reason
+    message = str(error) if told else "internal error"
     return HttpError(status, message, kind, param=error.field or None, code=_code(error), headers=headers)
 
 
