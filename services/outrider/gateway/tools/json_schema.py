@@ -27,6 +27,8 @@ _ALONE = frozenset(
 # Of these, those that apply to the same value as the schema itself.
 _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
 _OPENERS = frozenset({"additionalProperties", "unevaluatedProperties"})
+_MAY_BE_NULL = ("const", "default", "example")
+"""Null is how encoders write any other keyword that was not given."""
 _MAX_ROUNDS = 20
 _MAX_FORMAT_CHARS = 100
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
@@ -97,6 +99,7 @@ class _Walk:
     """The keywords that this pass left as they are."""
 
     def of(self, schema: dict[str, Any], place: str = "#", closes: bool = True) -> dict[str, Any]:
+        schema = {name: value for name, value in schema.items() if value is not None or name in _MAY_BE_NULL}
         closes = closes and place not in self.open and _num_parts(schema) <= 1
         if not closes and isinstance(reference := schema.get("$ref"), str):
             self.found.add(reference)
@@ -104,7 +107,7 @@ class _Walk:
             raise ValueError(f"{name}: numbers beyond 2^53 cannot be enforced exactly")
         declares = self.closes and closes and "properties" in schema and not schema.keys() & _OPENERS
         schema = rewritten(schema, declares, partial(at, self.root))
-        self.unenforced |= {name for name, value in schema.items() if name in UNENFORCED and value is not None}
+        self.unenforced |= schema.keys() & UNENFORCED
         if self.strict:
             self.unenforced |= {name for name in _BOUNDS if _is_beyond(schema.get(name))}
         else:
@@ -119,9 +122,6 @@ class _Walk:
         return _nullable(made)
 
     def _keeps(self, name: str, value: Any) -> bool:
-        if value is None:
-            # As encoders write a keyword that was not given.
-            return name in ("const", "default", "example")
         if name in ("format", "$schema"):
             return _is_known(name, value)
         if name in _BOUNDS and not self.strict:

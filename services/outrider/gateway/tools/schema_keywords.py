@@ -137,7 +137,7 @@ def _named(made: dict[str, Any], closed: bool) -> None:
     try:
         fits = _fits(listed, expressions)
         kept = {name: each if fits(name) else False for name, each in declared.items()}
-    except re.error:
+    except (re.error, TypeError, OverflowError):
         return
     del made["propertyNames"]
     if kept:
@@ -163,7 +163,7 @@ def _numbered(made: dict[str, Any], closed: bool) -> None:
         return
     optional = [name for name, each in declared.items() if name not in required and each is not False]
     least, most = counts.get("minProperties", 0) - len(required), counts.get("maxProperties", 2**53) - len(required)
-    choices = [combinations(optional, least)] if least > 0 else []
+    choices = [combinations(optional, min(least, len(optional) + 1))] if least > 0 else []
     choices += [combinations(optional, len(optional) - most)] if 0 <= most < len(optional) else []
     ways = [list(islice(each, _MAX_WAYS + 1)) for each in choices]
     if most < 0 or not all(ways) or prod(map(len, ways)) > _MAX_WAYS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from functools import lru_cache
 from typing import Any
@@ -257,6 +258,22 @@ def test_a_keyword_that_is_null_was_not_given() -> None:
     schema = an_object(a=TEXT | {"format": None, "enum": None}, b={"const": None}) | {"required": None, "$defs": None}
     assert accepts(of(schema), '{"a":"x","b":null}')
     assert not accepts(of(schema), '{"b":1}')
+    assert accepts(of({"type": "object", "properties": None}, strict=True), "{}")
+    assert not accepts(of(an_object(a=TEXT) | {"additionalProperties": None}), '{"c":1}')
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        an_object(a=TEXT) | {"propertyNames": {"pattern": 5}},
+        an_object(a=TEXT) | {"propertyNames": {"maxLength": 10**30}},
+        an_object(a=TEXT) | {"minProperties": 10**20},
+    ],
+)
+def test_a_keyword_with_an_impossible_value_is_refused_or_left_out(schema: Any, strict: bool) -> None:
+    with contextlib.suppress(InvalidRequest):
+        of(schema, strict).to_grammar()
 
 
 @pytest.mark.parametrize("name", ["Page[User]", "List<Of A>", "a/b", "50%", "é", "a~b"])
