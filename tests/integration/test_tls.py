@@ -33,6 +33,7 @@ from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.clusters import contexts
 from outrider_controller.cli.clusters import named as clusters
 from outrider_controller.cli.clusters.control import list_models, list_workers
+from outrider_controller.cli.exits import CommandError
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 from outrider_controller.router.config import RouterConfig
@@ -112,6 +113,10 @@ async def test_a_cluster_with_certificates_answers_with_drafts_and_lets_nobody_e
             strangers = cluster.cluster.files(Role.DRAFT)
             assert await refused(connect_to(role, strangers)(address), method) == "PERMISSION_DENIED"
             assert await refused(create_channel(address), method) == "UNAVAILABLE"
+        for unfit in (cluster.cluster.expired(Role.OPERATOR), cluster.cluster.of_another_authority(Role.OPERATOR)):
+            monkeypatch.setenv("OUTRIDER_TLS_DIR", str(unfit.directory))
+            with pytest.raises(CommandError, match="hangs up: TLS or certificates do not fit"):
+                await list_workers(cluster.addresses[Role.CONTROL])
         # As an operator's commands ask.
         monkeypatch.setenv("OUTRIDER_TLS_DIR", str(cluster.cluster.files(Role.OPERATOR).directory))
         monkeypatch.setenv("OUTRIDER_GATEWAY_CA", str(cluster.authority))

@@ -49,6 +49,10 @@ _BY_STATUS = {
 }
 
 
+_HUNG_UP = ("Socket closed", "Connection reset", "handshake failed")
+"""What gRPC says of a connection that was accepted and then refused."""
+
+
 class CommandError(Exception):
     """One clear line for the user, and the exit code. `reason` is UPPER_SNAKE and stable, for programs."""
 
@@ -64,6 +68,9 @@ class CommandError(Exception):
         message = f"{asked}: {error}"
         if error.reason is None and code is ExitCode.UNAVAILABLE:
             message = f"nobody answers for the {asked}; is it running? (outrider up)"
+            if any(said in str(error) for said in _HUNG_UP):
+                fit = "TLS or certificates do not fit (OUTRIDER_TLS_DIR, OUTRIDER_GATEWAY_CA), or it has just ended"
+                message = f"what answers for the {asked} hangs up: {fit}"
         if error.reason is None and error.code.name == "UNIMPLEMENTED":
             message = f"what answers for the {asked} does not know this call: another process, or another release"
         if error.retry_after_s is not None:
