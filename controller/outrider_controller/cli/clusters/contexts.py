@@ -55,21 +55,31 @@ def publish(name: str, endpoints: Mapping[str, str], operator_token_file: Path |
 
 def operator_token(control: str = "") -> str:
     """What a command says to this control plane: OUTRIDER_OPERATOR_TOKEN, or what the context at this address has.
-    Empty where there is none. Raises OSError when its file cannot be read."""
+    Empty where there is none. Raises OSError when its file cannot be read, CommandError for what cannot be one."""
     if token := os.environ.get("OUTRIDER_OPERATOR_TOKEN"):
-        return token
+        return _sendable("OUTRIDER_OPERATOR_TOKEN", token)
     candidates = (meant(), *running())
     found = next((one for one in candidates if one and one.control == control), Context())
     return _secret(found.token_file)
 
 
 def api_key(gateway: str) -> str:
-    """For this gateway: OUTRIDER_API_KEY, or what the context at this address has. Raises OSError."""
-    return os.environ.get("OUTRIDER_API_KEY") or _secret(cluster_at(gateway=gateway).api_key_file)
+    """For this gateway: OUTRIDER_API_KEY, or what the context at this address has. Raises OSError, CommandError."""
+    if key := os.environ.get("OUTRIDER_API_KEY"):
+        return _sendable("OUTRIDER_API_KEY", key)
+    return _secret(cluster_at(gateway=gateway).api_key_file)
 
 
 def _secret(file: str) -> str:
-    return Path(file).expanduser().read_text().strip() if file else ""
+    return _sendable(file, Path(file).expanduser().read_text(errors="replace")) if file else ""
+
+
+def _sendable(where: str, secret: str) -> str:
+    """Without what stands around it. Raises CommandError for what no header can carry."""
+    found = secret.strip()
+    if not (found.isascii() and found.isprintable()):
+        raise CommandError(f"{where}: a token is one line of printable ASCII", ExitCode.DENIED, reason="NO_CREDENTIAL")
+    return found
 
 
 def running() -> list[Context]:

@@ -31,6 +31,19 @@ def up(exits: ExitStack, wanted: str = "", control: str = NOBODY) -> str:
     return name
 
 
+@pytest.mark.parametrize("token", ["to\nken", "tökén", "to\x7fken"])
+def test_a_token_that_no_header_can_carry_is_refused(
+    token: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUTRIDER_OPERATOR_TOKEN", token)
+    monkeypatch.setenv("OUTRIDER_API_KEY", token)
+    for command in (["get", "workers", "--control", NOBODY], ["generate", "hi", "--gateway", NOBODY]):
+        assert run(command) == 7
+        assert "a token is one line of printable ASCII" in capsys.readouterr().err
+    monkeypatch.setenv("OUTRIDER_OPERATOR_TOKEN", "from a file of Windows\r")
+    assert contexts.operator_token() == "from a file of Windows"
+
+
 def test_stacks_side_by_side_have_names_of_their_own_and_leave_nothing(cache: Path) -> None:
     with ExitStack() as exits:
         assert [up(exits), up(exits), up(exits, "blue")] == ["default", "default-2", "blue"]
