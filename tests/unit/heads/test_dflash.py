@@ -104,6 +104,19 @@ def test_a_head_as_it_is_published_says_what_its_formula_says(tmp_path: Path, fo
             torch.testing.assert_close(found[place], wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("layers", "ids"), [(5, (1, 9, 17, 25, 33)), (2, (1, 33)), (1, (18,))])
+def test_layers_that_are_not_stated_are_those_of_its_authors_code(
+    tmp_path: Path, formula: Formula, layers: int, ids: tuple[int, ...]
+) -> None:
+    """Of 36 layers, as Qwen3-8B has them."""
+    fields = {"num_target_layers": 36, "num_hidden_layers": layers, "dflash_config": {"mask_token_id": MASK}}
+    width = len(ids) * WIDTH
+    kept = {name: value for name, value in formula.tensors.items() if not name.startswith("layers.1.")}
+    tensors = {**kept, "fc.weight": torch.randn(WIDTH, width)}
+    path = replace(formula, config={**formula.config, **fields}, tensors=tensors).write(tmp_path / "head")
+    assert load_head(path, replace(parts_of(formula), layers=36)).taps == tuple(layer + 1 for layer in ids)
+
+
 def run(
     head: DraftHead, config: EngineConfig, context: int = 128, how: Any = GREEDY, mode: Any = VerificationMode.GREEDY
 ) -> tuple[HeadRunner, BlockEngine, list[HeadText], list[tuple[list[int], Tensor]]]:

@@ -76,13 +76,22 @@ def _taps(file: str, config: dict[str, Any], own: dict[str, Any], target: Target
     if inputs := config.get("aux_hidden_state_layer_ids"):
         name, taps = "aux_hidden_state_layer_ids", tuple(inputs)
     else:
-        name, taps = "dflash_config.target_layer_ids", tuple(layer + 1 for layer in own.get("target_layer_ids") or ())
+        stated = own.get("target_layer_ids") or _usual_layers(config)
+        name, taps = "dflash_config.target_layer_ids", tuple(layer + 1 for layer in stated)
     if not taps:
         raise HeadError(file, f"{name}: missing")
     if any(not 0 <= tap < target.layers for tap in taps):
         # After the last layer some read the state before the last norm, some that after it.
         raise HeadError(file, f"{name}: reads the inputs of layers {taps}, and the target has {target.layers}")
     return taps
+
+
+def _usual_layers(config: dict[str, Any]) -> list[int]:
+    """As its authors' code has them: spread from the second layer of the target to the third last."""
+    of, count = config.get("num_target_layers"), int(config.get("num_hidden_layers", 1))
+    if not of or count == 1:
+        return [of // 2] if of else []
+    return [round(1 + number * (of - 4) / (count - 1)) for number in range(count)]
 
 
 def _block(file: str, config: dict[str, Any], own: dict[str, Any], vocab: int) -> BlockShape:
