@@ -15,6 +15,7 @@ from outrider.engine import EngineConfig, Row
 from outrider.engine.loading.loader import load_engine
 from outrider.heads import Eagle3Head, HeadError, TargetParts, load_head
 from outrider.heads.check import agreement, choose_taps
+from outrider.heads.interface import ChainMemory
 from outrider.heads.loading import is_head
 from outrider.target.drafts.head import tried_head
 from torch import Tensor
@@ -173,6 +174,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "taps": ((4, 6, 8), ()),
         "more": {"input_norm.weight": torch.full((3 * WIDTH,), 0.5)},
     },
+    "SpecForge's EAGLE-3.1, with a norm of each state and of what goes on": {
+        "config": {**LLAMA, "fc_norm": True, "norm_output": True},
+        "prefixes": ["midlayer."],
+        "more": {f"fc_norm.{number}.weight": torch.full((WIDTH,), number + 0.5) for number in range(3)},
+        "passes_normed": True,
+    },
     "of inputs": {
         "config": {**LLAMA, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}},
         "prefixes": ["midlayer."],
@@ -215,6 +222,13 @@ def test_a_head_as_it_is_published_says_what_vllms_code_says(layout: str, tmp_pa
     ids, at_once, stepwise = asked(head, states)
     if (norm := tensors.get("input_norm.weight")) is not None:
         states = torch.nn.functional.rms_norm(states, (3 * WIDTH,), norm, 1e-5)
+    if "fc_norm.0.weight" in tensors:
+        parts_of = enumerate(states.chunk(3, -1))
+        states = torch.cat([rms(part, tensors[f"fc_norm.{number}.weight"]) for number, part in parts_of], -1)
+    following, hidden = head.forward(
+        ids, head.features(torch.zeros_like(states)), torch.arange(TOKENS)[None], ChainMemory()
+    )
+    assert torch.equal(following, hidden) is form.get("passes_normed", False)
     normed = form.get("normed_residual", False)
     expected = as_in_vllm(layers, parts, target.embedding[ids[0]], states[0], normed_residual=normed)
     assert head.token_map is not None and bool((head.token_map.diff() > 0).all())
