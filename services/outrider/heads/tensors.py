@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -58,12 +58,20 @@ def read_tensors(path: Path, rename: Callable[[str], str | None]) -> dict[str, T
     for file in files:
         try:
             with safe_open(file, framework="pt") as stored:
-                for name in stored.keys():  # noqa: SIM118 - safe_open is no mapping
-                    if (ours := rename(name)) is not None:
-                        found[ours] = stored.get_tensor(name)
+                named = {name: rename(name) for name in stored.keys()}  # noqa: SIM118 - safe_open is no mapping
+                names = {name: ours for name, ours in named.items() if ours is not None}
+                _refuse_unserved(names.values())
+                found |= {ours: stored.get_tensor(name) for name, ours in names.items()}
         except SafetensorError as error:
             raise HeadError(str(file), f"not a sound safetensors file: {error}") from None
     return _without_scales(found)
+
+
+def _refuse_unserved(names: Collection[str]) -> None:
+    """Before they are read: experts are many GB."""
+    for part, reason in _UNSERVED.items():
+        if (found := next((name for name in names if part in name), None)) is not None:
+            raise HeadError(found, reason)
 
 
 def _without_scales(found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -77,11 +85,9 @@ def _without_scales(found: dict[str, Tensor]) -> dict[str, Tensor]:
 def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Gives each parameter its tensor. Raises HeadError for one that is missing, too many or of another shape."""
     wanted = module.state_dict()
-    if foreign := [name for name in tensors if name not in wanted]:
-        # Of several the one that says why.
-        known = ((name, text) for part, text in _UNSERVED.items() for name in foreign if part in name)
-        raise HeadError(*next(known, (foreign[0], "no such tensor in this kind")))
     for name, value in tensors.items():
+        if name not in wanted:
+            raise HeadError(name, "no such tensor in this kind")
         if value.shape != wanted[name].shape:
             raise HeadError(name, f"has the shape {list(value.shape)}, config.json asks for {list(wanted[name].shape)}")
         if not value.is_floating_point() or value.dtype.itemsize < 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from outrider.heads import HeadError, TargetParts, load_head
 from outrider.heads.check import self_check
 from outrider.heads.interface import ChainMemory, DraftHead
 from outrider.heads.loading import is_head
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config, Qwen3NextConfig
@@ -238,12 +240,37 @@ def test_a_medusa_head_that_does_not_fit_is_refused_by_name(
         load_head(written(tmp_path / "head", config, tensors), target)
 
 
-def test_a_layer_with_latent_attention_is_refused(tmp_path: Path, target: TargetParts) -> None:
-    names = ("input_layernorm", "self_attn.kv_a_layernorm", "self_attn.kv_a_proj_with_mqa")
+def test_a_layer_with_latent_attention_is_refused_before_its_experts_are_read(
+    tmp_path: Path, target: TargetParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("input_layernorm", "mlp.experts.0.up_proj", "self_attn.kv_a_layernorm", "self_attn.kv_a_proj_with_mqa")
     tensors = {f"model.layers.1.{name}.weight": torch.zeros(2, 2) for name in names}
     path = written(tmp_path / "model", {**SHAPE, "num_nextn_predict_layers": 1}, tensors)
+    read = list[str]()
+    monkeypatch.setattr("outrider.heads.tensors.safe_open", partial(_Reading, read=read))
     with pytest.raises(HeadError, match=r"kv_a_proj_with_mqa.*latent attention"):
         load_head(path, target)
+    assert not read
+
+
+class _Reading:
+    """Notes which tensors of a file are read."""
+
+    def __init__(self, file: Path, framework: str, read: list[str]) -> None:
+        self._stored, self._read = safe_open(file, framework=framework), read
+
+    def __enter__(self) -> _Reading:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def keys(self) -> list[str]:
+        return list(self._stored.keys())
+
+    def get_tensor(self, name: str) -> Tensor:
+        self._read.append(name)
+        return self._stored.get_tensor(name)
 
 
 @pytest.mark.parametrize("name", ["model.mtp_layers.0.input_proj.weight", "model.mtp_block.0.mlp.up_proj.weight"])
