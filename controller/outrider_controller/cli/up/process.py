@@ -98,7 +98,8 @@ class ManagedProcess:
             if exited.done():
                 raise self.failure()
             if not healthy.done():
-                raise ProcessFailed(f"{self.spec.name} is not ready after {timeout_s:g} s; {self._log_end()}")
+                late = f"{self.spec.name} is not ready after {timeout_s:g} s (--start-timeout)"
+                raise ProcessFailed(f"{late}; {self._log_end()}")
             healthy.result()
             self.serving = True
         finally:

@@ -28,3 +28,14 @@ async def test_one_that_was_ready_and_ends_is_named_and_not_those_that_wait_for_
     finally:
         await asyncio.gather(*(process.stop(1.0) for process in stack.processes.values()))
     assert [line.split(" (")[0] for line in lines] == ["controller is ready"]
+
+
+async def test_one_that_takes_too_long_is_told_with_the_option_that_gives_it_longer(tmp_path: Path) -> None:
+    slow = ProcessSpec("target-0", (sys.executable, "-c", "import time; time.sleep(60)"), "", answers=lambda: False)
+    process = ManagedProcess(slow, tmp_path / "target-0.log")
+    await process.start()
+    try:
+        with pytest.raises(ProcessFailed, match=r"target-0 is not ready after 0.1 s \(--start-timeout\); "):
+            await process.ready(0.1)
+    finally:
+        await process.stop(1.0)
