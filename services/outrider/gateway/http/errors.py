@@ -106,8 +106,8 @@ def from_outrider(error: OutriderError) -> HttpError:
         # OpenAI's clients read this first.
         headers["Retry-After-Ms"] = str(max(1, math.ceil(1000 * error.retry_after_s)))
     # What has no reason of its own was not written for clients.
-    told = status != 500 or error.reason != error.default_reason
-    message = str(error) if told else "internal error"
+    has_reason = status != 500 or error.reason != error.default_reason
+    message = str(error) if has_reason else "internal error"
     return HttpError(status, message, kind, param=error.field or None, code=_code(error), headers=headers)
 
 
