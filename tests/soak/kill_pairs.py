@@ -194,7 +194,7 @@ class Up:
 
 
 _MODULES = {f"outrider.{kind}": kind for kind in ("target", "draft", "gateway")} | {"outrider_controller": "controller"}
-_NAMES = {"ray::Router": "router", "ray::ControlPlane": "control", "raylet": "raylet", "gcs_server": "gcs_server"}
+_NAMES = {"ray::RouterActor": "router", "ray::ControlPlane": "control", "raylet": "raylet", "gcs_server": "gcs_server"}
 
 
 def _kind(process: psutil.Process) -> str:
