@@ -68,13 +68,20 @@ def _step(part: str) -> Step:
     return Step(part, lambda seconds: ["bash", "-c", f"cd {ROOT} && {command}"], 1.0)
 
 
+def _state() -> str:
+    """The commit, and whether anything else than the page has changed since."""
+    commit = subprocess.run(["git", "describe", "--always"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    others = ["git", "diff", "--quiet", "HEAD", "--", ".", f":!{PAGE.relative_to(ROOT)}"]
+    return commit if subprocess.run(others, cwd=ROOT).returncode == 0 else f"{commit}-dirty"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
     parts = parser.parse_args(arguments).parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}")
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
+    commit = _state()
     passed = True
     for part in parts:
         [outcome] = run([_step(part)], _HOURS, lambda line: print(line, flush=True))
@@ -83,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(outcome.output)
         # After each: what a night has done is kept if it is cut short.
         known = rows(PAGE.read_text()) if PAGE.exists() else {}
-        PAGE.write_text(written({**known, part: row(outcome, commit.strip())}))
+        PAGE.write_text(written({**known, part: row(outcome, commit)}))
     return 0 if passed else 1
 
 
