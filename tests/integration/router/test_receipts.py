@@ -157,6 +157,8 @@ async def test_what_is_not_the_answers_is_refused_by_name(real_fleet: Any, gatew
     assert "not of one revision" in await verified(address, told(model_revisions=["a/b", "a/c"]), prompt)
     assert "prompt is not that" in await verified(address, answer.receipt, [40, 41, 42, 40], answer.token_ids)
     assert "the receipt has 40" in await verified(address, answer.receipt, prompt, answer.token_ids[:-1])
+    # A text, however deeply it would be nested as JSON.
+    assert "the text differs" in await verified(address, answer.receipt, prompt, "[" * 2000)
     header, content, signature = answer.receipt.split(".")
     for tampered in (f"{header}.{altered(content, -9)}.{signature}", f"{header}.{content}.{altered(signature, 0)}"):
         assert "signature is not that" in await verified(address, tampered, prompt, answer.token_ids)

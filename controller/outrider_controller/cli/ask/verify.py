@@ -94,7 +94,7 @@ def _ids(text: str) -> list[int] | None:
 def _list(text: str) -> list[Any] | None:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, list) else None
 
