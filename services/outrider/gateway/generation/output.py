@@ -106,6 +106,9 @@ class Output:
         if self._stops.stop:
             # Calls follow the content that is read together with them.
             read.calls = []
+        elif read.calls:
+            # No stop string goes on behind a call.
+            read.content += self._stops.flush()
         delta.add(read)
 
     def _until_stop(self, content: str) -> str:
@@ -176,6 +179,9 @@ class MessageParser:
         delta.reasoning = reasoning
         if self._marks is not None:
             delta.content = self._marks.push(delta.content)
+            if delta.calls:
+                # Nor does a pair of marks.
+                delta.content += self._marks.finish()
         return delta
 
     def finish(self, *, cut: bool) -> Delta:

@@ -105,6 +105,20 @@ def test_stops_end_the_content_and_neither_reasoning_nor_arguments(size: int) ->
     assert len(answer.token_ids) == len(ids_of(text.partition(" here")[0]))
 
 
+@pytest.mark.parametrize("held", ["I look, ST", "I <think> again", "I <thi", "I <think> ST"])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_what_was_held_back_before_a_call_comes_before_it(held: str, size: int) -> None:
+    text = f"<think>Hm.</think>{held}<tool_call>{WEATHER}</tool_call>OP</think>."
+    answer, ids = message(hermes(), ("STOP",)), [*ids_of(text), EOS]
+    content, preceded = "", []
+    while not answer.finish_reason:
+        piece = answer.push(ids[len(answer.token_ids) :][:size])
+        preceded += [content + piece.content[: call.at] for call in piece.calls]
+        content += piece.content
+    before = held.replace("<think>", "")
+    assert (content, preceded, answer.matched_stop) == (f"{before}OP.", [before], EOS)
+
+
 def test_a_stop_string_in_what_turns_out_to_be_no_call_ends_the_content_before_it() -> None:
     answer = message(hermes(), ("STOP",))
     piece = answer.push([*ids_of('Use <tool_call>{"STOP'), EOS])
