@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import redis
 from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.leader import LeaderLease
-from outrider.rpc.v1 import tenants_pb2
+from outrider.rpc.v1 import policy_pb2, tenants_pb2
+from outrider.runtime.supervision import background
 from outrider_controller.control.plan.demand import Demand
 from outrider_controller.control.plan.leading import PlanLeader
 from prometheus_client import CollectorRegistry
+
+from tests.integration.gateway.scripted_router import until
+from tests.redis_server import EmbeddedServer
 
 Eventually = Callable[..., Awaitable[float]]
 
@@ -98,3 +104,27 @@ async def test_nothing_is_missed_that_is_set_between_two_looks(store: MetadataSt
     await reader.tenants.put([tenants_pb2.Tenant(name="acme")], by="operator")
     assert await store.plans.changed(600.0)
     assert await store.plans.changed(0.01) is False
+
+
+async def test_who_leads_plans_on_while_redis_is_away_and_logs_that_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = [1e9]
+    with EmbeddedServer.start(tmp_path / "redis") as server:
+        async with MetadataStore.connect(server.url) as store, EventWriter(store).running() as events:
+            leader = PlanLeader("a", store, events, Demand(CollectorRegistry()), clock=lambda: now_s[0])
+            await store.tenants.put([tenants_pb2.Tenant(name="gone")], by="test")
+            await leader.tick()
+            await store.tenants.delete("gone", by="test")
+            report = policy_pb2.FollowRequest(targets=[policy_pb2.TargetReport(model="m", drafts=["d"])])
+            leader.received(leader.follow(), report)
+            async with background(leader.run(), "leader"):
+                for away in (False, True):
+                    if away:
+                        server.stop()
+                    now_s[0] += 60.0
+                    await until(lambda: leader.planner is not None and leader.planner.plan.now_s == now_s[0])
+                await asyncio.sleep(1.5)
+                assert leader.epoch == 1
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 1 and "metadata store is away" in said[0]

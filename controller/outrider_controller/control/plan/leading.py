@@ -133,7 +133,9 @@ class PlanLeader:
                 await asyncio.sleep(_TICK_S)
 
         def failed(error: Exception) -> None:
-            log.error("planning failed", exc_info=error)
+            # That the store is away is logged by its connection, once.
+            if not isinstance(error, Unavailable):
+                log.error("planning failed", exc_info=error)
 
         try:
             await keep_running(tick_and_sleep, Backoff(_TICK_S, _TICK_S), failed)

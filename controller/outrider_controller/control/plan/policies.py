@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from outrider.errors import NotFound
+from outrider.errors import NotFound, Unavailable
 from outrider.metadata.plans import PlanStore
 from outrider.metadata.tenants.tenants import TenantStore
 from outrider.rpc.v1 import tenants_pb2 as tenants
@@ -33,7 +33,14 @@ class TenantPolicies:
         self._read_s = float("-inf")
 
     async def read(self, now_s: float, epoch: int) -> bool:
-        """Reads the settings from the store in which `epoch` leads. Returns whether any changed."""
+        """Reads the settings from the store in which `epoch` leads. Returns whether any changed; what is known stays
+        in force while the store is away."""
+        try:
+            return await self._read(now_s, epoch)
+        except Unavailable:
+            return False
+
+    async def _read(self, now_s: float, epoch: int) -> bool:
         all_due = not 0 <= now_s - self._read_s < _READ_TENANTS_EVERY_S
         # First: settings that are read before a tenant's deletion would bring it back after it was dropped.
         deleted = await self._records.deleted() if all_due else set()
@@ -63,9 +70,10 @@ class TenantPolicies:
                 await self._store.set_override(tenant, self._overrides[tenant])
 
     async def forgotten(self) -> None:
-        """The deleted tenants were dropped from the plan."""
-        await self._records.forgotten(self.deleted)
-        self.deleted = set()
+        """The deleted tenants were dropped from the plan. While the store is away, they are dropped again."""
+        with suppress(Unavailable):
+            await self._records.forgotten(self.deleted)
+            self.deleted = set()
 
     async def _tenants(self) -> AsyncIterator[tenants.Tenant]:
         after = ""
