@@ -36,7 +36,7 @@ from outrider.protocol.receipts import ReceiptKey
 from outrider.rpc.access.credentials import public_port
 from outrider.rpc.access.roles import Role, credential
 from outrider.rpc.arriving import Arriving
-from outrider.rpc.channel import connect_to
+from outrider.rpc.channel import ConnectTo, connect_to
 from outrider.rpc.options import public_options
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
@@ -165,12 +165,12 @@ async def _drain(admission: Admission, life: ServerLife, bounds: Bounds, timeout
 
 
 def _routers(config: GatewayConfig, store: MetadataStore | None) -> RouterPool:
-    tls = config.tls
+    connect = connect_to(Role.ROUTER, config.tls)
     return RouterPool(
         _source(config, store),
-        connect=connect_to(Role.ROUTER, tls),
+        connect=connect,
         credential=credential(config.secret, Role.GATEWAY),
-        certificate=(lambda: tls.version) if tls is not None else (lambda: ()),
+        certificate=(lambda: connect.version) if isinstance(connect, ConnectTo) else (lambda: ()),
     )
 
 

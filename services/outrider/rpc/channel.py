@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import grpc
 
 from outrider.errors import DeadlineExceeded
-from outrider.rpc.access.certificates import TlsFiles
+from outrider.rpc.access.certificates import Latest, TlsFiles, Version
 from outrider.rpc.access.credentials import channel_credentials
 from outrider.rpc.access.roles import Role
 from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, channel_options
@@ -37,22 +37,28 @@ def create_channel(
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
+class ConnectTo:
+    """Makes channels to processes that prove a role, with the files of the time. Raises OSError."""
+
+    def __init__(self, role: Role, tls: TlsFiles) -> None:
+        self._role = role
+        self._credentials = Latest(tls, partial(channel_credentials, tls), tls.check_renewed)
+
+    def __call__(self, address: str) -> grpc.aio.Channel:
+        self._credentials.renew()
+        return create_channel(address, credentials=self._credentials.value, server_name=self._role.dns_name)
+
+    @property
+    def version(self) -> Version:
+        """Of the files that the next channel gets."""
+        self._credentials.renew()
+        return self._credentials.version
+
+
 def connect_to(role: Role, tls: TlsFiles | None) -> Connect:
     """Makes channels to processes of this role. With `tls`, they connect only to a process that proves the role.
-    Raises OSError when the files cannot be read."""
-    if tls is None:
-        return create_channel
-    credentials, version = channel_credentials(tls), tls.version
-
-    def connect(address: str) -> grpc.aio.Channel:
-        nonlocal credentials, version
-        # While files are missing or being replaced, the last ones are used.
-        with suppress(OSError):
-            if (now := tls.version) != version:
-                credentials, version = channel_credentials(tls), now
-        return create_channel(address, credentials=credentials, server_name=role.dns_name)
-
-    return connect
+    Raises OSError when the files cannot be used."""
+    return create_channel if tls is None else ConnectTo(role, tls)
 
 
 def remaining_s(context: grpc.aio.ServicerContext[Any, Any], *, margin_s: float = 0.05) -> float | None:

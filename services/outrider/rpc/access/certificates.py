@@ -6,17 +6,26 @@ may be replaced at any time: each new handshake uses the current ones.
 
 from __future__ import annotations
 
+import logging
 import ssl
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from outrider.address import is_loopback
 from outrider.rpc.access.roles import Role
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 Version = tuple[tuple[int, int], ...]
 # More than the message flights of any handshake.
 _MAX_FLIGHTS = 6
+# Seconds after which unusable files are looked at again.
+_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,11 @@ class TlsFiles:
         except OSError as error:
             raise ValueError(f"{self.directory}: {_reason(error)}") from None
 
+    def check_renewed(self) -> None:
+        """Raises OSError if not even this process would accept these files: missing, unfit, expired."""
+        _check_readable(self.certificate, self.key, self.authority)
+        _shake_hands_with_itself(self, "")
+
     def context(self, purpose: ssl.Purpose) -> ssl.SSLContext:
         """For one end of a connection within the cluster, where both ends verify certificates. Raises OSError."""
         context = ssl.create_default_context(purpose, cafile=str(self.authority))
@@ -71,26 +85,59 @@ class TlsFiles:
 
     def public_context(self) -> ssl.SSLContext:
         """For a port that serves HTTP/1.1 to clients. Raises OSError."""
-        context, version = self._load_public(), self.version
+        latest = Latest(self, self.load_public)
 
         def renew(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, asked: ssl.SSLContext) -> None:
             """Called in each handshake."""
-            nonlocal context, version
-            # While files are missing or being replaced, the last ones are used.
-            with suppress(OSError):
-                if (now := self.version) != version:
-                    context, version = self._load_public(), now
-            connection.context = context
+            latest.renew()
+            connection.context = latest.value
 
-        listening = self._load_public()
+        listening = self.load_public()
         listening.sni_callback = renew
         return listening
 
-    def _load_public(self) -> ssl.SSLContext:
+    def load_public(self) -> ssl.SSLContext:
+        """With the files as they are now. Raises OSError."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(self.certificate, self.key)
         context.set_alpn_protocols(["http/1.1"])
         return context
+
+
+class Latest(Generic[T]):
+    """What was made of the files when they were last usable: they may be replaced at any time, by unusable ones too."""
+
+    def __init__(self, tls: TlsFiles, make: Callable[[], T], check: Callable[[], object] = lambda: None) -> None:
+        """Both raise OSError for unusable files. `check`: of files that replace others."""
+        self._tls, self._make, self._check = tls, make, check
+        self._refused: Version = ()
+        self._again_s, self._problem = 0.0, ""
+        try:
+            self.version, self.value = tls.version, make()
+        except ssl.SSLError as error:
+            raise OSError(f"{tls.directory}: {_reason(error)}") from None
+
+    def renew(self) -> bool:
+        """Whether usable files have replaced the last ones. Logs once why others are not used."""
+        now: Version = ()
+        try:
+            now = self._tls.version
+            # Refused ones are looked at again: a certificate may be valid only in a moment.
+            if now == self.version or (now == self._refused and time.monotonic() < self._again_s):
+                return False
+            self._check()
+            value = self._make()
+            if self._tls.version != now:
+                # One was replaced in between. The next connection reads them all again.
+                return False
+        except OSError as error:
+            if (problem := _reason(error)) != self._problem:
+                log.warning("%s: the files from before stay in use: %s", self._tls.directory, problem)
+            self._refused, self._again_s, self._problem = now, time.monotonic() + _AGAIN_S, problem
+            return False
+        self.version, self.value, self._problem = now, value, ""
+        log.info("%s: the replaced files are used for new connections", self._tls.directory)
+        return True
 
 
 def cluster_tls(role: Role, tls_dir: str) -> TlsFiles | None:
@@ -132,9 +179,12 @@ def _check_readable(*paths: Path) -> None:
 
 
 def _shake_hands_with_itself(files: TlsFiles, name: str) -> None:
-    """A handshake in memory: if it fails, it fails with every peer. Raises ssl.SSLError, an OSError."""
+    """A handshake in memory: if it fails, it fails with every peer. An empty `name` is not verified. Raises
+    ssl.SSLError, an OSError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = files.context(ssl.Purpose.SERVER_AUTH).wrap_bio(to_client, to_server, server_hostname=name)
+    trusting = files.context(ssl.Purpose.SERVER_AUTH)
+    trusting.check_hostname = bool(name)
+    client = trusting.wrap_bio(to_client, to_server, server_hostname=name or None)
     server = files.context(ssl.Purpose.CLIENT_AUTH).wrap_bio(to_server, to_client, server_side=True)
     for end in (client, server) * (_MAX_FLIGHTS // 2):
         with suppress(ssl.SSLWantReadError):
@@ -145,5 +195,5 @@ def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).replace("_", " ").lower()
+        return error.reason.replace("_", " ").lower() if error.reason else "a file is not in PEM format"
     return f"{Path(error.filename).name}: {error.strerror}" if error.filename else str(error)

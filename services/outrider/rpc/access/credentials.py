@@ -6,12 +6,12 @@ names in the caller's certificate; `roles` defines what they may call.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 
 import grpc
 
-from outrider.rpc.access.certificates import TlsFiles
+from outrider.rpc.access.certificates import Latest, TlsFiles
 from outrider.rpc.access.roles import Role
 
 
@@ -26,23 +26,24 @@ def cluster_port(
     def read() -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([_pair(tls)], root_certificates=tls.authority.read_bytes())
 
-    return _reloading(tls, read, require_client=True, on_handshake=on_handshake)
+    return _reloading(Latest(tls, read, tls.check_renewed), require_client=True, on_handshake=on_handshake)
 
 
 def public_port(tls: TlsFiles | None, on_handshake: Callable[[], None] = lambda: None) -> grpc.ServerCredentials | None:
     """The same for clients without certificates. Raises OSError."""
     if tls is None:
         return None
-    return _reloading(
-        tls,
-        lambda: grpc.ssl_server_certificate_configuration([_pair(tls)]),
-        require_client=False,
-        on_handshake=on_handshake,
-    )
+
+    def read() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([_pair(tls)])
+
+    return _reloading(Latest(tls, read, tls.load_public), require_client=False, on_handshake=on_handshake)
 
 
 def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
     """Credentials from the current files; a channel keeps those it was made with. Raises OSError."""
+    # gRPC would end the process for some files that are no certificate, such as empty ones.
+    tls.context(ssl.Purpose.SERVER_AUTH)
     key, certificate = _pair(tls)
     return grpc.ssl_channel_credentials(tls.authority.read_bytes(), key, certificate)
 
@@ -58,24 +59,12 @@ def _pair(tls: TlsFiles) -> tuple[bytes, bytes]:
 
 
 def _reloading(
-    tls: TlsFiles,
-    read: Callable[[], grpc.ServerCertificateConfiguration],
-    *,
-    require_client: bool,
-    on_handshake: Callable[[], None],
+    latest: Latest[grpc.ServerCertificateConfiguration], *, require_client: bool, on_handshake: Callable[[], None]
 ) -> grpc.ServerCredentials:
-    known = tls.version
-
     def changed() -> grpc.ServerCertificateConfiguration | None:
         """gRPC calls it before each handshake; None means no change."""
-        nonlocal known
         on_handshake()
-        # While files are missing or being replaced, the last ones are used.
-        with suppress(OSError):
-            if (now := tls.version) != known:
-                configuration, known = read(), now
-                return configuration
-        return None
+        return latest.value if latest.renew() else None
 
     # The type stubs do not allow None.
-    return grpc.dynamic_ssl_server_credentials(read(), changed, require_client)  # type: ignore[arg-type]
+    return grpc.dynamic_ssl_server_credentials(latest.value, changed, require_client)  # type: ignore[arg-type]

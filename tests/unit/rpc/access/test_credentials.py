@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,7 +19,7 @@ from outrider.errors import OutriderError
 from outrider.rpc.access.certificates import TlsFiles, check_plain, cluster_tls, public_tls
 from outrider.rpc.access.credentials import cluster_port, public_port
 from outrider.rpc.access.roles import CALLS, Role, RoleGuard, current_caller
-from outrider.rpc.channel import connect_to, create_channel
+from outrider.rpc.channel import ConnectTo, connect_to, create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.status import from_rpc_error
 from outrider.telemetry.metrics import Handshakes
@@ -182,6 +183,32 @@ def replace(old: TlsFiles, new: TlsFiles) -> None:
         (old.directory / f"{path.name}.new").replace(old.directory / path.name)
 
 
+@pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
+@pytest.mark.parametrize("text", [b"", b"no certificate", None])
+async def test_files_that_cannot_be_used_leave_the_last_ones_in_use_and_are_logged_once(
+    name: str, text: bytes | None, cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Empty ones would end a process, in gRPC. None: those of another pair, or authority."""
+    caplog.set_level(logging.INFO, "outrider")
+    edge = next(edge for edge in EDGES if (edge.caller, edge.server) == (Role.ROUTER, Role.TARGET))
+    server, caller = cluster.files(Role.TARGET, name="server"), cluster.files(Role.ROUTER, name="caller")
+    other = Cluster(tmp_path).files(Role.TARGET)
+    connect = ConnectTo(Role.TARGET, caller)
+    async with server_of(edge, server) as address:
+        assert await ask(connect, address, edge) == b"router"
+        version = connect.version
+        for files in (server, caller):
+            (files.directory / name).write_bytes((other.directory / name).read_bytes() if text is None else text)
+        for _ in range(3):
+            assert await ask(connect, address, edge) == b"router"
+        assert connect.version == version
+        warned = [record.getMessage() for record in caplog.records if "stay in use" in record.getMessage()]
+        assert sorted(text.split(":")[0] for text in warned) == [str(caller.directory), str(server.directory)]
+        cluster.files(Role.TARGET, name="server"), cluster.files(Role.ROUTER, name="caller")
+        assert await ask(connect, address, edge) == b"router" and connect.version != version
+        assert caplog.text.count("the replaced files are used for new connections") == 2
+
+
 async def test_a_public_grpc_port_asks_clients_for_no_certificate(cluster: Cluster) -> None:
     public = cluster.issue("public", "127.0.0.1")
     async with (
@@ -233,6 +260,18 @@ def test_a_public_context_has_the_files_of_the_time(cluster: Cluster) -> None:
         seen.add(served_certificate(context, cluster))
         cluster.issue("http", "localhost")
     assert len(seen) == 2
+
+
+def test_a_public_context_says_why_it_does_not_take_other_files(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    public = cluster.issue("broken", "localhost")
+    context = public.public_context()
+    before = served_certificate(context, cluster)
+    cluster.issue("other", "localhost")
+    shutil.copy(public.directory.with_name("other") / "tls.crt", public.certificate)
+    assert [served_certificate(context, cluster) for _ in range(2)] == [before] * 2 and before
+    assert caplog.text.count("broken: the files from before stay in use: key values mismatch") == 1
 
 
 def served_certificate(context: ssl.SSLContext, cluster: Cluster) -> bytes | None:
