@@ -12,7 +12,6 @@ import torch
 from outrider.drafters import load_drafter
 from outrider.drafters.adapters import owned_adapters
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
-from outrider.engine.backends.cpu import runnable_variants
 from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.adapters import base_of, read_adapter, save_adapter
 from outrider.sequence.spec import SequenceSpec
@@ -23,9 +22,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from tests.unit.engine.variants import slow_but_the_best
+
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TEXTS = ([3, 9, 27, 81, 12, 5], [200, 100, 50, 25], [7] * 20, [60, 61, 62])
-FORMS = [("transformers", "float32", "auto"), *(("native", "bfloat16", name) for name in runnable_variants())]
+FORMS = [
+    ("transformers", "float32", "auto"),
+    *(pytest.param("native", "bfloat16", *one.values, marks=one.marks) for one in slow_but_the_best()),
+]
 
 
 @pytest.fixture(scope="module")
