@@ -275,6 +275,15 @@ async def test_the_leader_is_found_through_sentinels(tmp_path: Path) -> None:
             assert await redis.smembers("outrider:workers:target") == {b"target-1"}
 
 
+@pytest.mark.parametrize("first", ["is away", "is silent"])
+async def test_the_leader_is_found_though_the_first_sentinel(first: str, tmp_path: Path) -> None:
+    with watched(tmp_path) as (_, _, url), socket.create_server(("127.0.0.1", 0)) as silent:
+        port = free_port() if first == "is away" else silent.getsockname()[1]
+        async with MetadataStore.connect(url.replace("//", f"//127.0.0.1:{port},")) as store:
+            await store.tenants.keep_required()
+            assert await store.tenants.find(None) is not None
+
+
 async def test_sentinels_that_want_a_password_get_their_own(tmp_path: Path) -> None:
     file, wrong = tmp_path / "password", tmp_path / "wrong"
     file.write_text("of-sentinels\n")

@@ -7,15 +7,17 @@ redis+sentinel://USER@HOST:26379,HOST:26379/SERVICE?password_file=FILE    rediss
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from redis.asyncio import BlockingConnectionPool, ConnectionPool
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from redis.credentials import CredentialProvider
+from redis.exceptions import RedisError
 
 _SENTINEL = "+sentinel"
 _SENTINEL_PORT = 26379
@@ -78,10 +80,35 @@ def _sentinel_pool(
     timeout = {"socket_connect_timeout": given.get("socket_connect_timeout")}
     # These two classes have no types.
     make: Any = Sentinel
-    sentinel = make([_host(one) for one in hosts.split(",")], sentinel_kwargs={**timeout, **secure, **asking})
+    settings = {"retry": given.get("retry"), **timeout, **secure, **asking}
+    sentinels = _Sentinels([make([_host(one)], sentinel_kwargs=settings) for one in hosts.split(",")])
     make = SentinelConnectionPool
-    pool: ConnectionPool = make(service, sentinel, db=int(database or 0), **secure, **given)
+    pool: ConnectionPool = make(service, sentinels, db=int(database or 0), **secure, **given)
     return pool
+
+
+@dataclass(frozen=True, slots=True)
+class _Sentinels:
+    """Asks all at once. The client would ask one after the other, and one that is silent would take all the time."""
+
+    each: Sequence[Any]
+
+    async def discover_master(self, service: str) -> tuple[str, int]:
+        """Raises what the last one to answer raises, if none names a master."""
+        asked = [asyncio.create_task(one.discover_master(service)) for one in self.each]
+        why: Exception = MasterNotFoundError(service)
+        try:
+            for answer in asyncio.as_completed(asked):
+                try:
+                    found: tuple[str, int] = await answer
+                    return found
+                except (RedisError, OSError) as error:
+                    why = error
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        raise why
 
 
 def _sentinel_login(options: dict[str, str]) -> dict[str, Any]:
