@@ -197,6 +197,8 @@ class MetadataStore:
 
         async def work(redis: Redis) -> bool:
             pipe = redis.pipeline(transaction=False)
+            # A server whose memory is full still does this, and refuses the record.
+            pipe.pexpire(self._keys.lease(role, worker_id), _TTL_MS)
             pipe.set(self._keys.lease(role, worker_id), record.encode(), px=_TTL_MS)
             pipe.sadd(self._keys.workers(role), worker_id)
             pipe.pexpire(prefix_key, _TTL_MS)

@@ -174,6 +174,20 @@ async def test_a_server_out_of_memory_is_a_refusal(store: MetadataStore, raw: re
     assert store.counters.num_refused > 0
 
 
+async def test_workers_stay_while_a_server_is_out_of_memory(
+    store: MetadataStore, raw: redis.Redis, info: Info, eventually: Eventually
+) -> None:
+    async with store.register(info(), "127.0.0.1:7001", idle):
+        raw.config_set("maxmemory", "1")
+        raw.pexpire("outrider:lease:target:t1", 3000)
+
+        async def renewed() -> bool:
+            assert await ids(store) == ["t1"]
+            return raw.pttl("outrider:lease:target:t1") > 3000
+
+        await eventually(renewed)
+
+
 async def test_writes_go_to_the_new_primary_behind_the_same_address(tmp_path: Path) -> None:
     """A Service or a DNS name leads new connections to the new primary; the old ones stay open."""
     address = tmp_path / "primary"
