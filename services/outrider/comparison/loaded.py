@@ -138,7 +138,6 @@ class Loaded:
 
     def answer(self, engine: Engine, parts: Parts, streams: int, clock: Clock) -> tuple[Pair, list[Answered]]:
         """All texts, greedily, by `engine` with fresh sources of these drafts."""
-        config = self.config
         pair = Pair(
             engine,
             None,
@@ -148,7 +147,8 @@ class Loaded:
             clock=clock,
         )
         prompts, predictions = [text.prompt for text in self.texts], [text.prediction for text in self.texts]
-        most = config.max_new_tokens
+        # A text that was cut does not end as the target's answers do.
+        most = [max(1, len(text.answer)) for text in self.texts]
         return pair, pair.answer(prompts, most, speculate=bool(parts), predictions=predictions)
 
     def read(self, report: Report) -> tuple[list[Tensor], float | None]:

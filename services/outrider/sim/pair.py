@@ -79,7 +79,7 @@ class Pair:
     def answer(
         self,
         prompts: Sequence[Sequence[int]],
-        max_new_tokens: int,
+        max_new_tokens: int | Sequence[int],
         *,
         speculate: bool,
         params: SamplingParams | None = None,
@@ -88,7 +88,8 @@ class Pair:
         report: Callable[[int], None] = lambda num_tokens: None,
     ) -> list[Answered]:
         """One answer per prompt, in their order. Greedy unless `params` are given; those are verified in coupled mode.
-        `predictions`: of each prompt's answer; none, or one per prompt. `report`: told the tokens of each step.
+        `max_new_tokens`: of each, or one per prompt. `predictions`: of each prompt's answer; none, or one per prompt.
+        `report`: told the tokens of each step.
 
         Sequences share cached prefixes only under equal salts. Raises InvalidRequest for a prompt that does not fit,
         and any worker's error.
@@ -96,10 +97,11 @@ class Pair:
         speculation = Speculation(max_own_draft_tokens=self._limits.max_draft_tokens if speculate else 0)
         sampling = params or SamplingParams(temperature=0.0)
         mode = VerificationMode.GREEDY if sampling.greedy else VerificationMode.COUPLED
-        about: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_token_ids": self._stops, "salt": salt}
+        about: dict[str, Any] = {"speculation": speculation, "stop_token_ids": self._stops, "salt": salt}
+        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
         specs = [
-            SequenceSpec(tuple(p), sampling, mode, speculation=speculation, prediction=tuple(prediction), **about)
-            for p, prediction in zip(prompts, predictions or [()] * len(prompts), strict=True)
+            SequenceSpec(tuple(p), sampling, mode, most, prediction=tuple(prediction), **about)
+            for p, most, prediction in zip(prompts, limits, predictions or [()] * len(prompts), strict=True)
         ]
         answers = [Answered() for _ in prompts]
         waiting = deque(zip(specs, answers, strict=True))

@@ -115,8 +115,11 @@ def test_what_a_distillation_kept_back_of_recorded_requests_is_compared(
     command = ["compare", "drafts", "ngram", "--target-model", str(tiny), "-o", "json", "--held-out"]
     assert run([*command, str(tmp_path / "corpus")]) == ExitCode.OK
     out, err = capsys.readouterr()
+    found = json.loads(out)
     # A model with random weights would not have said this, and nothing was asked of it.
-    assert json.loads(out)["agreement"] < 0.5 and "the target answers" not in err
+    assert found["agreement"] < 0.5 and "the target answers" not in err
+    # No token of an answer is there twice, and nothing follows it.
+    assert found["drafts"][0]["all"]["tokens_per_round"] == 1.0
     assert run([*command, str(tmp_path)]) == ExitCode.ERROR
     assert "no corpus of outrider distill" in capsys.readouterr().err
 
