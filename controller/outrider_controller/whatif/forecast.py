@@ -41,13 +41,22 @@ class Fleet:
         if min(self.streams, self.targets) < 1 or self.drafts < 0:
             raise ValueError("a fleet has at least one stream and one target")
 
+    @property
+    def streams_of_one(self) -> int:
+        """Of the target that stands for all: a whole number."""
+        return max(1, round(self.streams / self.targets))
+
     def setup(self, setup: Setup) -> Setup:
         """One of its targets."""
-        crowd = max(1.0, self.targets / self.drafts) if self.drafts else 1.0
+        drafts = -(-self.drafts // self.targets)
+        crowd = drafts * self.targets / self.drafts if self.drafts else 1.0
         times, draft = setup.times, setup.times.draft
         shared = replace(times, draft=lambda n, rows, tokens: draft(round(crowd * n), rows, tokens))
-        drafts = -(-self.drafts // self.targets)
-        return replace(setup, times=shared, streams=max(1, round(self.streams / self.targets)), drafts=drafts)
+        return replace(setup, times=shared, streams=self.streams_of_one, drafts=drafts)
+
+    def tokens_per_s(self, ran: RunResult) -> float:
+        """`ran`: of one of its targets. Each stream is as fast there."""
+        return ran.tokens_per_s * self.streams / self.streams_of_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +115,14 @@ class Question:
         return VirtualStack(Texts(drawn, self.vocab_size), setup, seed).run(self.seconds, self.seconds / 3)
 
     def _cost(self, fleet: Fleet, drafts: int, ran: RunResult) -> float:
-        return self.prices.per_million(fleet.targets, drafts, fleet.targets * ran.tokens_per_s)
+        return self.prices.per_million(fleet.targets, drafts, fleet.tokens_per_s(ran))
 
     def _figures(self, fleet: Fleet, drafts: int, runs: Sequence[RunResult]) -> Figures:
         def mean(values: Sequence[float]) -> float:
             return round(statistics.fmean(values), 4)
 
         return Figures(
-            mean([fleet.targets * ran.tokens_per_s for ran in runs]),
+            mean([fleet.tokens_per_s(ran) for ran in runs]),
             mean([1e3 * ran.per_token_s(0.5) for ran in runs]),
             mean([1e3 * ran.per_token_s(0.99) for ran in runs]),
             mean([self._cost(fleet, drafts, ran) for ran in runs]),

@@ -153,6 +153,21 @@ def test_targets_and_prices_scale_it(recorded: Path) -> None:
     assert Prices(2.5, 0.6).per_million(4, 4, 100.0) == pytest.approx(12.4 / 3600 * 1e4)
 
 
+def test_streams_and_drafts_that_targets_cannot_share_evenly_count_as_many_as_they_are(recorded: Path) -> None:
+    question = question_of(Recording.read(recorded), {"repeats": 1, "seconds": 4.0})
+    one = question.answer(Fleet(1, 1, 1)).plain.tokens_per_s
+    idle, uneven = question.answer(Fleet(1, 4, 4)).plain, question.answer(Fleet(5, 2, 2)).plain
+    assert idle.tokens_per_s == pytest.approx(one) and idle.per_million == pytest.approx(4 / 3600 * 1e6 / one)
+    assert uneven.tokens_per_s == pytest.approx(5 * one, rel=0.05)
+
+
+def test_three_drafts_of_two_targets_are_less_than_four() -> None:
+    times = Times(lambda n, rows, tokens: STEP_S, draft=lambda n, rows, tokens: n * FORWARD_S)
+    seen = {d: Fleet(16, 2, d).setup(Setup(times)) for d in (1, 2, 3, 4)}
+    forwards = {d: (setup.drafts, setup.times.draft(12, 12, 0) / FORWARD_S) for d, setup in seen.items()}
+    assert forwards == {1: (1, 24), 2: (1, 12), 3: (2, 16), 4: (2, 12)}
+
+
 def test_the_command_prints_figures_and_draws_the_saving(recorded: Path, tmp_path: Path) -> None:
     plot = tmp_path / "saving.svg"
     short = ("--seconds", "3", "--repeats", "2", "-o", "json", "--plot", str(plot), "--draft", "small")
