@@ -31,7 +31,7 @@ _MAX_SUM = 1e12
 _BATCH, _LATENCY = 0.5, 2.0
 _MAX_NAME = 512
 _MAX_TARGETS, _MAX_DRAFTS = 1000, 100
-_MAX_PRICE = 1e6
+MAX_PRICE = 1e6
 # The year 9999: a later end is none.
 _NEVER_MS = 253_402_300_799_000
 
@@ -91,8 +91,8 @@ def reported_states(message: policy.FollowRequest) -> dict[str, TargetState]:
 def reported_state(message: policy.TargetReport) -> TargetState:
     return TargetState(
         _names(message.drafts),
-        _bounded(message.row_price, _MAX_PRICE),
-        _bounded(message.best_chance, 1.0),
+        bounded(message.row_price, MAX_PRICE),
+        bounded(message.best_chance, 1.0),
         _names(message.candidates),
     )
 
@@ -101,7 +101,7 @@ def _names(given: Sequence[str]) -> frozenset[str]:
     return frozenset(name for name in given[:_MAX_DRAFTS] if len(name) <= _MAX_NAME)
 
 
-def _bounded(value: float, most: float) -> float:
+def bounded(value: float, most: float) -> float:
     """0, as where nothing is known, for a number that is none."""
     return min(max(0.0, value), most)
 
@@ -161,7 +161,7 @@ def decision_from_proto(message: policy.TenantDecision, *, clock_s: float = 0.0)
     return Cell(message.tenant, message.target), Decision(
         mode=_MODE_OF.get(message.mode, Mode.ON),
         reason=Reason(message.reason) if message.reason in _REASONS else Reason.UNKNOWN,
-        draft_shares=tuple((share.draft, _bounded(share.share, 1.0)) for share in message.shares),
+        draft_shares=tuple((share.draft, bounded(share.share, 1.0)) for share in message.shares),
         policy=tenant_policy(message.policy, message.override, clock_s=clock_s),
         saving=message.saving,
         lower=message.lower,

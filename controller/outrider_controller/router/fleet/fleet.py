@@ -23,6 +23,7 @@ from outrider.rpc.v1 import target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.runtime.supervision import Backoff, background, keep_running, stop
 
+from outrider_controller.plan_messages import MAX_PRICE, bounded
 from outrider_controller.router.config import FailoverConfig, LinkConfig, RouterConfig
 from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S, WorkerLoads
 from outrider_controller.router.fleet.placement import info_problem
@@ -248,7 +249,8 @@ class RowPrice:
     at_s: float = -math.inf
 
     def update(self, reply: target.VerifyResponse, now_s: float) -> None:
-        self.row, self.best_chance, self.at_s = reply.row_price, reply.best_chance, now_s
+        self.row, self.best_chance = bounded(reply.row_price, MAX_PRICE), bounded(reply.best_chance, 1.0)
+        self.at_s = now_s
 
 
 class TargetLink:

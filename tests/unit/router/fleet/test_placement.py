@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from outrider.limits import MAX_DRAFT_TOKENS
 from outrider.metadata import LeaseRecord
 from outrider.options.sampling import VerificationMode
+from outrider.rpc.v1 import target_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider_controller.plan_messages import MAX_PRICE
+from outrider_controller.router.fleet.fleet import RowPrice
 from outrider_controller.router.fleet.loads import load_of
 from outrider_controller.router.fleet.placement import (
     MAX_ASKED,
@@ -32,6 +36,13 @@ def candidate(
 
 def order(*candidates: PlacementCandidate, expected_tokens: int = 128) -> list[str]:
     return [c.worker_id for c in rank(candidates, expected_tokens)]
+
+
+@pytest.mark.parametrize(("said", "taken"), [(float("nan"), 0), (-1, 0), (float("inf"), MAX_PRICE), (0.25, 0.25)])
+def test_a_price_that_none_can_be_is_not_planned_with(said: float, taken: float) -> None:
+    price = RowPrice()
+    price.update(target_pb2.VerifyResponse(row_price=said, best_chance=said), 1.0)
+    assert (price.row, price.best_chance) == (taken, min(taken, 1.0))
 
 
 def test_an_old_report_tells_only_who_is_leaving() -> None:
