@@ -29,6 +29,8 @@ alternatives each: 245."""
 MAX_DRAFT_BYTES = 64 << 10
 """Bound of one Draft, with fields unknown to this version: 64 distributions of 64 tokens make 21,000 bytes. It may be
 passed on in one message with those of other sequences."""
+MAX_SOURCES = 16
+"""Kinds of drafters in one step."""
 MAX_SOURCE_BYTES = 32
 """Bound of a drafter's name for one of its parts, which is sent with every commit."""
 

@@ -12,6 +12,7 @@ from outrider.limits import (
     MAX_DROPPED_TOKENS,
     MAX_DURATION_US,
     MAX_SOURCE_BYTES,
+    MAX_SOURCES,
     MAX_TREE_TOKENS,
 )
 from outrider.protocol.rounds import RequestStats, Round
@@ -103,6 +104,8 @@ class RequestState:
             raise BadReply("commit: a duration is longer than an hour")
 
     def _check_sources(self, done: Round) -> None:
+        if len(done.sources) > MAX_SOURCES:
+            raise BadReply(f"commit.sources: {len(done.sources)} where {MAX_SOURCES} are the most")
         for one in done.sources:
             if len(one.source) > MAX_SOURCE_BYTES:
                 raise BadReply(f"commit.sources: a name of {len(one.source)} characters")
@@ -110,10 +113,11 @@ class RequestState:
                 raise BadReply("commit.sources: num_accepted <= num_verified <= num_drafted does not hold")
         if sum(one.num_accepted for one in done.sources) > done.num_accepted:
             raise BadReply("commit.sources: more accepted tokens than num_accepted")
-        if (places := done.token_sources) and (
-            len(places) > len(done.token_ids) + len(done.rejected) or max(places) >= len(done.sources)
-        ):
+        num_told = len(done.token_ids) + len(done.rejected)
+        if (places := done.token_sources) and (len(places) > num_told or max(places) >= len(done.sources)):
             raise BadReply("commit.token_sources: no source of a token")
+        if len(done.chances) > num_told:
+            raise BadReply("commit.chances: no token of a chance")
 
     def _check_end(self, num_tokens: int, finish: int) -> None:
         """Checks a commit that ends the request, or should."""

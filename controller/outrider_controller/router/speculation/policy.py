@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.limits import MAX_DRAFT_TOKENS
+from outrider.limits import MAX_DRAFT_TOKENS, MAX_SOURCES
 from outrider.metadata.leader import LEADER_GONE_S
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
@@ -24,8 +24,6 @@ from outrider_controller.router.request.checks import Request
 from outrider_controller.router.speculation.controller import Allowance
 from outrider_controller.router.speculation.gain import DraftRecord
 
-# Kinds of sources of one model's own drafts.
-_MAX_OWN_SOURCES = 16
 # Drafts of tenants whose measurements a router keeps.
 _MAX_RECORDS = 8192
 _UNPLANNED = Decision(Mode.ON, Reason.UNKNOWN, saving=0.5)
@@ -64,7 +62,7 @@ class Policy:
             if not one.own:
                 continue
             known = self.own_sources.setdefault(request.model, set())
-            if one.source in known or len(known) < _MAX_OWN_SOURCES:
+            if one.source in known or len(known) < MAX_SOURCES:
                 known.add(one.source)
                 self._record(EvidenceKey(request.tenant, own_drafts_of(request.model), one.source)).evidence.add_rounds(
                     rounds=1,

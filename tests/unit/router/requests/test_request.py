@@ -57,6 +57,9 @@ def test_positions_strictly_increase_over_commits() -> None:
         commit(3, [4], num_drafted=2, num_verified=1, num_accepted=2),
         commit(3, [4], num_drafted=2, num_verified=2, num_accepted=2),
         commit(3, [4], finish_reason=77),
+        # What a trace would keep of it.
+        commit(3, [4], num_drafted=1, chances=b"123"),
+        commit(3, [4], num_drafted=1, sources=[sequence.SourceTokens()] * 17),
         commit(3, [], finish_reason=sequence.FINISH_REASON_STOP),
         *(
             commit(3, [4], **{name: 2**32 - 1})
