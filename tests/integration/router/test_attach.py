@@ -278,6 +278,48 @@ async def test_who_lies_with_a_targets_token_adds_nothing_to_the_bill_of_a_tenan
     assert honest.info.worker_id not in name
 
 
+async def test_no_more_is_held_of_what_servers_announce_than_there_is_room_for(
+    fleet: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await fleet.start()
+    table = router.dispatcher.table
+    opening = SequenceSpec(tuple(PROMPT), SamplingParams(temperature=0.0), VerificationMode.GREEDY, max_new_tokens=100)
+    opens = [opening_for_draft(opening, number, (), Speculation(4).for_draft(0.0)) for number in range(1, 5)]
+    for one in opens:
+        one.predicted_token_ids.extend([5] * 1000)
+        one.logits.repetition_penalty, one.logits.grammar = 1, "start: /a/"
+
+    def commit(number: int, size: int) -> attach_pb2.AttachRequest:
+        commits = [sequence_pb2.Commit(sequence_id=number, base_len=len(PROMPT), token_ids=[7] * size)]
+        return attach_pb2.AttachRequest(step=target_pb2.VerifyResponse(commits=commits))
+
+    async with create_channel(router.address) as channel:
+        call = attach_pb2_grpc.AttachServiceStub(channel).Attach()
+        await call.write(attach_pb2.AttachRequest(info=fake_info(worker_pb2.WORKER_ROLE_TARGET, attached=True)))
+        await call.initial_metadata()
+        await call.write(attach_pb2.AttachRequest(opens=opens[:1]))
+        await eventually(lambda: len(table.requests) == 1)
+        [first] = table.requests
+        assert (first.request.prediction, first.request.logits) == ((), None)
+        room = 2 * first.num_bytes + 2000
+        monkeypatch.setattr("outrider_controller.router.requests.sequences.MAX_ATTACHED_BYTES", room)
+        await call.write(attach_pb2.AttachRequest(opens=opens[1:3]))
+        await call.write(commit(1, 1))
+        await eventually(lambda: first.state.committed == [7])
+        assert table.by_target.keys() == {1, 2}
+        # One that ends makes room, and one that grows beyond it is followed no more.
+        close = sequence_pb2.CloseSequence(sequence_id=1)
+        await call.write(attach_pb2.AttachRequest(closes=[close]))
+        await eventually(lambda: table.by_target.keys() == {2})
+        await call.write(attach_pb2.AttachRequest(opens=opens[3:]))
+        await call.write(commit(4, 90))
+        await eventually(lambda: table.by_target.keys() == {2})
+        assert 0 < table.attached_bytes < room
+        call.cancel()
+        await eventually(lambda: not table.requests)
+    assert table.attached_bytes == 0
+
+
 async def test_a_server_that_is_back_before_the_end_of_its_stream_is_known_is_followed(
     fleet: Any, eventually: Any
 ) -> None:

@@ -70,6 +70,8 @@ class Recorder:
 
     def __init__(self, config: TraceConfig, request: Request, router_id: str, now_us: int, unix_us: int) -> None:
         self.request = request
+        self.num_kept = 0
+        """Rounds that are kept, and sources of drafts in each."""
         self.trace = trace.RequestTrace(
             request_id=request.request_id,
             tenant=request.tenant,
@@ -117,6 +119,7 @@ class Recorder:
         done.max_draft_tokens, done.max_wait_us = setting.max_draft_tokens, setting.max_wait_us
         done.batch_sequences, done.batch_tokens = batch
         self._rounds.append(done)
+        self.num_kept += 1 + len(done.sources)
 
     def forget_tokens(self) -> None:
         self._record_tokens = False

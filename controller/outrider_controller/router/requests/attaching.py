@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 from outrider.errors import Cancelled, InvalidRequest, NotFound, OutriderError, Unavailable
@@ -36,6 +36,12 @@ from outrider_controller.router.requests.sequences import ActiveRequest
 log = logging.getLogger(__name__)
 
 SERVICE = "outrider.rpc.v1.AttachService"
+_NOT_TOLD: tuple[Literal["logits", "logprobs", "predicted_token_ids"], ...] = (
+    "logits",
+    "logprobs",
+    "predicted_token_ids",
+)
+"""Fields of an opening that only a target needs."""
 
 
 class AttachServicer(attach_pb2_grpc.AttachServiceServicer):
@@ -108,6 +114,8 @@ class _Server:
         self._requests: set[asyncio.Task[None]] = set()
         self._erasures: deque[asyncio.Future[target.EraseHistoryResponse]] = deque()
         """Those that the server has not answered."""
+        self._warned: set[str | None] = set()
+        """Reasons for which a request was not followed."""
         self.gone = asyncio.Event()
         """Its stream has ended, and its lease was given back."""
 
@@ -154,7 +162,9 @@ class _Server:
             request = request_of(opening, self._link.info)
             active = self._adopted(request, opening.sequence_id)
         except OutriderError as error:
-            log.warning("a request of %s is not followed: %s", self._link.worker_id, error)
+            if error.reason not in self._warned:
+                self._warned.add(error.reason)
+                log.warning("requests of %s are not followed: %s", self._link.worker_id, error)
             return
         task = asyncio.create_task(self._look_after(active), name=f"attached {opening.sequence_id}")
         self._requests.add(task)
@@ -193,6 +203,8 @@ class _Server:
 
 def request_of(opening: sequence.OpenSequence, info: worker.WorkerInfo) -> Request:
     """The announced request, as if a gateway had sent it. Raises InvalidRequest."""
+    for name in _NOT_TOLD:
+        opening.ClearField(name)
     request = spec_from_proto(
         Request,
         opening,

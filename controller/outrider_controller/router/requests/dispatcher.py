@@ -145,6 +145,8 @@ class Dispatcher:
                     active.events.wake()
                     self.table.drop_target(active, None)
                     self.table.drop_draft(active)
+                elif link.info.attached and not self.table.has_room(active):
+                    self._lose_target(active, "attached servers have too much open", Fault.FULL)
             elif account := self.table.account_of(link, commit.sequence_id):
                 late = Round.from_commit(commit, step_us)
                 if account.late(late.num_tokens):

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from outrider.errors import InvalidRequest, OutriderError
+from outrider.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.limits import clamp_us
 from outrider.protocol import logprobs
 from outrider.protocol.rounds import Round
@@ -34,6 +34,10 @@ from outrider_controller.router.speculation.controller import SpeculationControl
 
 # Closed target sequences whose account is remembered.
 _MAX_CLOSED = 16_384
+MAX_ATTACHED_BYTES = 2 << 30
+"""Bound of the memory for the requests of attached servers, of all together: any of them may take several names."""
+# As measured.
+_REQUEST_BYTES, _TOKEN_BYTES, _KEPT_BYTES = 11_000, 42, 500
 
 NewResponse = Callable[[], router.RouteResponse]
 """Returns the empty message that goes out next, to be filled in at once. Must neither raise nor block."""
@@ -125,6 +129,13 @@ class ActiveRequest:
     target: OpenTarget | None = None
     draft: OpenDraft | None = None
     events: SequenceEvents = field(default_factory=SequenceEvents)
+    attached_bytes: int = 0
+    """Its part of what is held of attached servers."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held of it, about."""
+        return _REQUEST_BYTES + self.state.committed_len * _TOKEN_BYTES + self.recorder.num_kept * _KEPT_BYTES
 
     @property
     def going_on(self) -> Request:
@@ -183,6 +194,8 @@ class SequenceTable:
         self.requests: dict[ActiveRequest, None] = {}
         self.by_target: dict[int, ActiveRequest] = {}
         self.by_draft: dict[int, ActiveRequest] = {}
+        self.attached_bytes = 0
+        """Held of the requests of attached servers, about."""
         self._closed: OrderedDict[int, Account] = OrderedDict()
         """By id, of the target sequences closed last: their targets may still report usage for them."""
         # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
@@ -233,10 +246,22 @@ class SequenceTable:
         active.timer.opened(at_us)
 
     def adopt(self, active: ActiveRequest, link: TargetLink, sequence_id: int) -> None:
-        """The request runs on an attached target, which has announced it under this id. Raises InvalidRequest."""
+        """The request runs on an attached target, which has announced it under this id. Raises InvalidRequest, or
+        Overloaded while too much is held of such targets.
+        """
         if sequence_id in self.by_target:
             raise InvalidRequest("sequence_id", "already open")
+        if self.attached_bytes + active.num_bytes > MAX_ATTACHED_BYTES:
+            raise Overloaded(f"attached servers have announced {self.attached_bytes} bytes", reason="ATTACHED_FULL")
         self._opened(active, link, sequence_id, now_us())
+        self.has_room(active)
+
+    def has_room(self, active: ActiveRequest) -> bool:
+        """Counts what an attached target's request has become. Whether there is room for it."""
+        grown = active.num_bytes - active.attached_bytes
+        self.attached_bytes += grown
+        active.attached_bytes += grown
+        return self.attached_bytes <= MAX_ATTACHED_BYTES
 
     def _opened(self, active: ActiveRequest, link: TargetLink, sequence_id: int, at_us: int) -> None:
         account = Account(ledger_of(active.request, link), link.worker_id, at_us, call=active.bill)
@@ -279,6 +304,8 @@ class SequenceTable:
         if dropped is None:
             return None
         del self.by_target[dropped.sequence_id]
+        self.attached_bytes -= active.attached_bytes
+        active.attached_bytes = 0
         account = self._closed[dropped.sequence_id] = dropped.account
         account.closed_us, account.tokens_left = now_us(), active.state.remaining
         if reason == sequence.CLOSE_REASON_MOVED:
