@@ -170,7 +170,7 @@ def _outward(role: str, peer: Peer, values: dict[str, Any]) -> Ports:
     """What a pod may call wherever it is: DNS, models, a Redis elsewhere, collectors."""
     if role == "redis":
         return 0
-    found = port_range("UDP", 53, 53) | _tcp(53)
+    found = port_range("UDP", 53, 53) | _tcp(53) | port_range("UDP", 5353, 5353) | _tcp(5353)
     if role == "test":
         return found
     settings = values.get("networkPolicy", {})
