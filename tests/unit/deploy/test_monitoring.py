@@ -187,6 +187,13 @@ def test_the_chart_ships_the_rules_and_every_dashboard_as_they_are() -> None:
 _ANYWHERE = "absent(outrider_build_info{"
 
 
+def test_nobody_misses_drafts_where_the_values_have_none() -> None:
+    pool, rules_on = {"main": {"model": "m"}}, {"monitoring": {"rules": {"enabled": True}}}
+    for pools, missed in (({"targets": pool}, False), ({"targets": pool, "drafts": pool}, True)):
+        (shipped,) = of_kind(rendered({**pools, **rules_on}), "PrometheusRule")
+        assert ("OutriderNoDraft" in str(shipped)) is missed
+
+
 @pytest.mark.parametrize("mode", RAY_MODES)
 def test_on_a_ray_cluster_nobody_is_missed_whom_prometheus_does_not_ask(mode: str) -> None:
     rules_on = {"controller": {"mode": mode}, "monitoring": {"rules": {"enabled": True}}}
