@@ -135,7 +135,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- else if .root.Values.redis.enabled }}
   value: redis://{{ include "outrider.workload" (dict "root" .root "role" "redis") }}:6379
 {{- else }}
-  value: {{ required "redis: enabled, url or urlSecret is needed" .root.Values.redis.url | quote }}
+  value: {{ .root.Values.redis.url | quote }}
 {{- end }}
 {{- if has .role (list "target" "draft") }}
 # The hub's client keeps files of its own, for which /tmp is small.
@@ -301,6 +301,13 @@ readinessProbe:
   "outrider_speculation_acceptance" "outrider_speculation_enabled" "outrider_speculation_price"
   "outrider_speculation_saving" "component=\"router\"" "component=\"control\""
 ) -}}
+{{- end -}}
+
+{{/* Refuses what a HorizontalPodAutoscaler could not have. Takes a dict: where, values. */}}
+{{- define "outrider.checkBounds" -}}
+{{- if gt (.values.minReplicas | int) (.values.maxReplicas | int) }}
+{{- fail (printf "%s: minReplicas is above maxReplicas" .where) }}
+{{- end }}
 {{- end -}}
 
 {{/* Refuses to scale by what Prometheus never has. Takes a dict: root, where, query. */}}

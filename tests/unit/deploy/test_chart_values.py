@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 from outrider.rpc.access.roles import ClusterSecret, Role
 
-from tests.unit.deploy.chart import SCALING, notes, profile, pushed, refused, rendered, rendered_as_given
+from tests.unit.deploy.chart import (
+    CHART,
+    SCALING,
+    needed,
+    notes,
+    problems,
+    profile,
+    pushed,
+    refused,
+    rendered,
+    rendered_as_given,
+    versions,
+)
 
 _TLS = dict.fromkeys(("gateway", "controller", "target", "draft"), "tls")
 _KEDA = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_x", "threshold": "1"}
@@ -29,6 +41,10 @@ _SALTED = {"image": {"registry": "r"}, "controller": {"mode": "kuberay", "cacheS
         ({"drafts": {"main": {"replicas": 2}}}, "model"),
         ({"image": {"digests": {"target": "latest"}}}, "target"),
         ({"redis": {"url": "http://redis"}}, "url"),
+        ({"cache": {"sizeLimit": "1ki"}}, "sizeLimit"),
+        ({"cache": {"sizeLimit": "1.2.3Gi"}}, "sizeLimit"),
+        ({"gateway": {"resources": {"requests": {"cpu": -1}}}}, "cpu"),
+        ({"targets": {"main": {"model": "m", "autoscaling": SCALING | {"averageValue": "five"}}}}, "averageValue"),
         ({"logFormat": "xml"}, "logFormat"),
         ({"controller": {"mode": "systemd"}}, "mode"),
     ],
@@ -41,10 +57,25 @@ def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named
     ("values", "named"),
     [
         ({"redis": {"enabled": False}}, "redis"),
+        # The chart's own, which is on unless it is turned off, was used in place of it, or could alone be reached.
+        ({"redis": {"url": "redis://own"}}, "redis: url"),
+        ({"redis": {"urlSecret": "own"}}, "redis: url"),
+        ({"redis": {"enabled": False, "url": "redis://own", "urlSecret": "own"}}, "redis: url"),
         ({"controller": {"mode": "kuberay", "replicas": 2, "cacheSaltSecret": "s"}}, "controller.ray.workers"),
         ({"gateway": {"ingress": {"enabled": True}}}, "ingress.host"),
         ({"targets": {"main": {"engine": "vllm", "gpus": 1, "tensorParallel": 8}}}, "targets.main.gpus"),
         ({"targets": {"main": {"gpus": 8, "tensorParallel": 8}}}, "targets.main.tensorParallel"),
+        ({"targets": {"main": {"engine": "vllm", "gpus": 8}}}, "targets.main.gpus"),
+        ({"drafts": {"main": {"gpus": 2}}}, "drafts.main.gpus"),
+        ({"targets": {"main": {"path": "/models/own"}}}, "targets.main.path"),
+        ({"certManager": {"enabled": True, "duration": "24h"}}, "certManager.renewBefore"),
+        ({"gateway": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, "gateway.autoscaling"),
+        ({"targets": {"main": {"autoscaling": SCALING | {"minReplicas": 3}}}}, "targets.main.autoscaling"),
+        ({"targets": {"main": {"autoscaling": SCALING | {"value": "1"}}}}, "targets.main.autoscaling"),
+        ({"targets": {"main": {"autoscaling": SCALING | {"selector": {"draft": "d"}}}}}, "targets.main.autoscaling"),
+        ({"drafts": {"main": {"keda": _KEDA | {"minReplicas": 3}}}}, "drafts.main.keda"),
+        ({"drafts": {"main": {"keda": _KEDA | {"minReplicas": 0}}}}, "drafts.main.keda"),
+        ({"drafts": {"main": {"keda": _KEDA | {"query": "sum(x)"}}}}, "drafts.main.keda"),
         ({"certManager": {"enabled": True}, "tlsSecrets": _TLS}, "tlsSecrets"),
         ({"drafts": {"main": {"autoscaling": SCALING, "keda": _KEDA}}}, "drafts.main.keda"),
         ({"drafts": {"main": {"keda": {k: v for k, v in _KEDA.items() if k != "metric"}}}}, "drafts.main.keda"),
@@ -54,6 +85,31 @@ def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named
 def test_values_that_lack_something_are_refused_by_name(values: dict[str, Any], named: str) -> None:
     with pytest.raises(Exception, match=re.escape(named)):
         rendered(values)
+
+
+def test_values_that_people_write_are_taken() -> None:
+    off = {"enabled": False}
+    numbers = {"autoscaling": SCALING | {"averageValue": 0.7}, "keda": off}
+    for values in (
+        {"cache": {"sizeLimit": "1048576Ki"}, "gateway": {"resources": {"requests": {"cpu": 0.5, "memory": "1e9"}}}},
+        {"targets": {"main": {"model": "m", **numbers}}},
+        {"drafts": {"main": {"model": "m", "autoscaling": off, "keda": _KEDA | {"threshold": 5}}}},
+    ):
+        assert not refused(values)
+        assert [one for found in rendered(values) for one in problems(found, versions()[-1])] == []
+
+
+def test_a_name_with_which_kubernetes_makes_no_pods_is_refused() -> None:
+    """Of a StatefulSet: names of its revisions, which are 11 characters longer, are labels of its pods."""
+    from helm_python import Chart
+
+    for mode, longest in (("plain", 53), ("ray-cluster", 34)):
+        values, chart = needed({"controller": {"mode": mode}}), Chart.load(CHART)
+        made = "".join(chart.render(values, name="a" * longest, namespace="llm").values())
+        names = re.findall(r"kind: StatefulSet\nmetadata:\n  name: (\S+)", made)
+        assert len(names) >= 2 and all(len(name) <= 52 for name in names)
+    with pytest.raises(Exception, match=r"controller\.mode: .* more than 34 characters"):
+        chart.render(values, name="a" * 35, namespace="llm")
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,12 @@ _NEEDED = (
     "image.registry",
     "controller.cacheSaltSecret",
     "controller.replicas",
-    "redis: enabled",
+    "redis: ",
     "gateway.ingress.host",
     "tlsSecrets",
+    "certManager.renewBefore: ",
+    "gateway.autoscaling: ",
+    ".path: ",
     ".gpus: ",
     ".tensorParallel: ",
     ".keda: ",
@@ -50,7 +53,9 @@ def values_of(schema: dict[str, Any], name: str = "") -> st.SearchStrategy[Any]:
         return _text(schema, name)
     if "properties" in schema:
         own = {key: values_of(of, key) for key, of in schema["properties"].items() if key not in _FOREIGN}
-        needed = {key: own.pop(key) for key in own.keys() & {*schema.get("required", ()), *_ALWAYS}}
+        # Also what only values that are on need.
+        required = {*schema.get("required", ()), *schema.get("then", {}).get("required", ())}
+        needed = {key: own.pop(key) for key in own.keys() & {*required, *_ALWAYS}}
         return st.fixed_dictionaries(needed, optional=own)
     keys = _text(schema.get("propertyNames", {"pattern": "^[a-z][a-z0-9]{0,10}$"}), name)
     return st.dictionaries(
@@ -91,31 +96,51 @@ def whole_values(draw: st.DrawFn, mode: str) -> dict[str, Any]:
 
 def _complete(values: dict[str, Any]) -> None:
     redis, controller, ingress = values.get("redis", {}), values["controller"], values["gateway"]["ingress"]
-    if not redis.get("enabled", True) and not redis.get("url"):
+    if redis.get("enabled", True) or redis.get("url"):
+        redis["urlSecret"] = ""
+    else:
         redis["urlSecret"] = redis.get("urlSecret") or "redis"
+    if redis.get("enabled", True):
+        redis["url"] = ""
     if controller["mode"] in RAY_MODES:
         controller["replicas"] = 1
     if controller.get("replicas", 1) > 1:
         controller["cacheSaltSecret"] = controller.get("cacheSaltSecret") or "salt"
     values["image"] = {**values.get("image", {}), "registry": values.get("image", {}).get("registry") or "example.org"}
+    values["models"] = {**values.get("models", {}), "existingClaim": "models"}
+    _in_order(values["gateway"]["autoscaling"], 2, 8)
     ingress["host"] = ingress.get("host") or "api.example.org"
     roles = dict.fromkeys(("gateway", "controller", "target", "draft"), "")
     secrets = values.get("tlsSecrets", {})
     if values["certManager"]["enabled"]:
         secrets |= roles
+        values["certManager"] |= {"duration": "48h", "renewBefore": "24h"}
     elif any(secrets.get(role) for role in roles):
         secrets |= {role: secrets.get(role) or f"tls-{role}" for role in roles}
 
 
 def _complete_pool(pool: dict[str, Any], keda: bool) -> None:
     if "tensorParallel" in pool:
-        pool["engine"], pool["tensorParallel"] = "vllm", min(pool["tensorParallel"], pool.get("gpus", 64))
+        pool["engine"] = "vllm"
+    if "gpus" in pool:
+        pool["gpus"] = pool.get("tensorParallel", 1)
     if pool["keda"]["enabled"] and pool["autoscaling"]["enabled"]:
         pool["autoscaling" if keda else "keda"]["enabled"] = False
-    if not pool["keda"].get("query"):
-        pool["keda"].setdefault("metric", "outrider_num_requests_running")
-    if not pool["autoscaling"].get("value"):
-        pool["autoscaling"]["averageValue"] = pool["autoscaling"].get("averageValue") or "5"
+    scaling, by = pool["autoscaling"], pool["keda"]
+    by.setdefault("metric", "outrider_num_requests_running")
+    if by.get("query"):
+        del by["metric"]
+    by["minReplicas"] = max(1, by["minReplicas"])
+    for bounds in (scaling, by):
+        _in_order(bounds, 1, 1)
+    if scaling.get("value"):
+        scaling["averageValue"] = ""
+    else:
+        scaling["averageValue"], scaling["selector"] = scaling.get("averageValue") or "5", {}
+
+
+def _in_order(bounds: dict[str, Any], least: int, most: int) -> None:
+    bounds["maxReplicas"] = max(bounds.get("minReplicas", least), bounds.get("maxReplicas", most))
 
 
 def check(values: dict[str, Any]) -> set[str]:
