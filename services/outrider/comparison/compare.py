@@ -202,7 +202,7 @@ class Replays:
         return Rounds(
             streams,
             sum(len(answer.token_ids) for answer in drafted.answers) / rounds,
-            sum(answer.num_drafted for answer in drafted.answers) / rounds,
+            sum(answer.num_drafted + answer.num_branch_tokens for answer in drafted.answers) / rounds,
             max(0.0, drafted.overhead_s - plain.overhead_s),
         )
 

@@ -39,6 +39,8 @@ class Answered:
     num_steps: int = 0
     num_drafted: int = 0
     """Drafted tokens that steps took in, those after a rejected one included; branches of one position count once."""
+    num_branch_tokens: int = 0
+    """Those that were not counted."""
     num_verified: int = 0
     num_accepted: int = 0
     num_hits: int = 0
@@ -138,6 +140,7 @@ def _note(answer: Answered, committed: StepRow[Any], now_s: float) -> None:
     answer.token_ids.extend(committed.token_ids)
     answer.num_steps += 1
     answer.num_drafted += committed.num_drafted
+    answer.num_branch_tokens += committed.num_branch_tokens
     answer.num_verified += committed.num_verified
     answer.num_accepted += committed.num_accepted
     answer.num_hits += committed.num_accepted > 0

@@ -55,6 +55,8 @@ def test_a_draft_that_is_the_target_is_right_and_the_answers_are_written_once(
     # A model reads no features, and has no place in a target; lookups have no place elsewhere.
     ways = {(place["name"], place["on_worker"]) for place in found["places"]}
     assert ways == {("", False), (str(tiny), True)} and found["measured"]["drafts"][0]["feature_bytes"] == 0
+    # Its guesses are trees: a token, and three that it finds as likely.
+    assert found["measured"]["drafts"][0]["rounds"][0]["drafted"] > 3
     assert "the target answers 2 prompts" in err and len(list(kept.rglob("*.json"))) == 1
     labels = [element.text for element in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")]
     assert {"ngram", str(tiny), "1 stream", "32 streams"} <= set(labels)
