@@ -26,6 +26,13 @@ async def test_each_router_has_sums_of_its_own_and_a_tenants_name_may_hold_anyth
     assert await store.ledger.read(100, 100, "a") == [LedgerEntry(100, "a", usage)] * 2
 
 
+async def test_what_a_later_release_counts_too_is_passed_over(store: MetadataStore, raw: redis.Redis) -> None:
+    await store.ledger.write(100, "r1", {"a": TenantUsage(requests=1)})
+    raw.hset("outrider:ledger:100:r1", mapping={"a/sources": '{"ngram": [5, 4, 3, 2, 1, 9]}', "a/watts": "9"})
+    usage = TenantUsage(requests=1, sources={"ngram": SourceSums(5, 4, 3, 2, 1)})
+    assert await store.ledger.read(100, 100) == [LedgerEntry(100, "a", usage)]
+
+
 async def test_hours_are_found_by_their_range_and_of_one_tenant_if_asked(store: MetadataStore) -> None:
     for hour in range(100, 105):
         await store.ledger.write(hour, "r1", {"a": TenantUsage(requests=hour), "b": TenantUsage(requests=1)})

@@ -179,4 +179,5 @@ def _written(usage: TenantUsage, name: str) -> int | str:
 def _read(name: str, value: bytes) -> int | dict[str, SourceSums]:
     if name in _NUMBERS:
         return int(value)
-    return {source: SourceSums(*sums) for source, sums in json.loads(value).items()}
+    known = len(SourceSums._fields)
+    return {source: SourceSums(*sums[:known]) for source, sums in json.loads(value).items()}
