@@ -14,6 +14,8 @@ from outrider.tree import DraftTree, agree
 
 _MAX_TREE_TOKENS = 256
 """Tokens kept of one source: it may send trees without end."""
+_MAX_SOURCES = 8
+"""Whose trees are kept: a draft worker names its own, and a step merges them all."""
 
 
 @dataclass(slots=True)
@@ -71,7 +73,8 @@ class DraftBuffer:
             # The draft has withdrawn its earlier tokens.
             self._drop(tree.source)
             held = None
-        placed = _placed(tree, held and self._left()[tree.source], committed)
+        full = held is None and len(self._sent) >= _MAX_SOURCES
+        placed = None if full else _placed(tree, held and self._left()[tree.source], committed)
         if placed is None:
             self.num_dropped += len(tree.main())
         elif (num_left := len(placed.token_ids) - self._len + placed.base_len) > 0:

@@ -186,6 +186,11 @@ def looked_up(base_len: int, *token_ids: int) -> DraftTree:
     return DraftTree(base_len, token_ids, source="ngram", matched=3)
 
 
+def test_a_worker_that_names_ever_new_sources_holds_no_step_up() -> None:
+    buffer = held(*(DraftTree(4, (100 + number,), source=f"source {number}") for number in range(3000)))
+    assert len(held_tree(buffer)) == 8 and buffer.num_dropped == 2992
+
+
 def test_trees_of_several_sources_are_one_in_which_equal_beginnings_are_one_node() -> None:
     buffer = held(DraftTree(4, (20, 21), chances=(0.5, 0.5), source="model"))
     buffer.put(looked_up(4, 20, 30), 4, 8)
