@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+import redis
 from outrider.errors import Conflict, NotFound, Unavailable
 from outrider.metadata import MetadataStore
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT, MAX_KEYS_PER_TENANT, is_expired
@@ -26,13 +27,24 @@ async def test_what_was_put_is_found_by_name_and_in_order(store: MetadataStore, 
     assert [(change.name, change.version, change.change) for change in changes] == [
         (tenant.name, 1, control_pb2.CHANGE_CREATED) for tenant in given
     ]
-    first, total = await reader.tenants.page("", 3)
-    second, _ = await reader.tenants.page(first[-1].name, 3)
+    first, token, total = await reader.tenants.page("", 3)
+    second, end, _ = await reader.tenants.page(token, 3)
     assert ([tenant.name for tenant in first], [tenant.name for tenant in second]) == (["a-x", "a.x", "b"], ["c"])
-    assert total == 4
+    assert (end, total) == ("", 4)
     found = await reader.tenants.get("b")
     assert found.id
     assert found == Tenant(name="b", weight=2, quota=Quota(tokens_per_minute=9), version=1, id=found.id)
+
+
+async def test_a_tenant_that_is_deleted_while_a_page_is_read_does_not_end_the_list(
+    store: MetadataStore, raw: redis.Redis
+) -> None:
+    await store.tenants.put([Tenant(name=name) for name in ("a", "b", "c")], by="me")
+    # Its name was read before, and its record after.
+    raw.delete("outrider:tenant:b")
+    page, token, _ = await store.tenants.page("", 2)
+    assert ([one.name for one in page], token) == (["a"], "b")
+    assert [one.name for one in (await store.tenants.page(token, 2))[0]] == ["c"]
 
 
 async def test_a_change_counts_the_version_and_none_does_not(store: MetadataStore) -> None:

@@ -55,8 +55,7 @@ class Tenancy:
         size = _page_size(request.page_size)
         if request.page_token:
             check_name("page_token", request.page_token)
-        page, total = await self._store.page(request.page_token, size)
-        token = page[-1].name if len(page) == size else ""
+        page, token, total = await self._store.page(request.page_token, size)
         return control.ListTenantsResponse(tenants=page, next_page_token=token, num_tenants=total)
 
     async def GetTenant(self, request: control.GetTenantRequest, _: object) -> control.GetTenantResponse:

@@ -78,9 +78,8 @@ class TenantPolicies:
     async def _tenants(self) -> AsyncIterator[tenants.Tenant]:
         after = ""
         while True:
-            page, _ = await self._records.page(after, _PAGE)
+            page, after, _ = await self._records.page(after, _PAGE)
             for tenant in page:
                 yield tenant
-            if len(page) < _PAGE:
+            if not after:
                 return
-            after = page[-1].name

@@ -272,8 +272,9 @@ class TenantStore(StorePart):
             raise unknown_tenant(name)
         return found
 
-    async def page(self, after: str, limit: int) -> tuple[list[tenants_pb2.Tenant], int]:
-        """Tenants by name, from the first after `after`, and the number of all."""
+    async def page(self, after: str, limit: int) -> tuple[list[tenants_pb2.Tenant], str, int]:
+        """Tenants by name, from the first after `after`; the start of the next page, empty at the end; and the number
+        of all."""
 
         async def work(redis: Redis) -> Any:
             start = f"({after}" if after else "-"
@@ -282,11 +283,13 @@ class TenantStore(StorePart):
             for name in names:
                 pipe.hmget(self._keys.tenant(name.decode()), _FIELDS)
             pipe.zcard(self._keys.tenants)
-            return await pipe.execute()
+            return names, await pipe.execute()
 
-        def read(answer: Any) -> tuple[list[tenants_pb2.Tenant], int]:
-            *rows, total = answer
-            return [found for row in rows if (found := _parse_row(*row)) is not None], int(total)
+        def read(answer: Any) -> tuple[list[tenants_pb2.Tenant], str, int]:
+            names, (*rows, total) = answer
+            # Of those that were deleted meanwhile only the names are there.
+            found = [tenant for row in rows if (tenant := _parse_row(*row)) is not None]
+            return found, names[-1].decode() if len(names) == limit else "", int(total)
 
         return await self._link.require(reading(work, read))
 
