@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider_controller.whatif.stack import RunResult, Setup, Times, VirtualStack
-from outrider_controller.whatif.texts import Text, Texts
+from outrider_controller.whatif.texts import NUMBER_TOKENS, Text, Texts
 
 # Student's t for a 90 % interval, by degrees of freedom.
 _T_90 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833}
@@ -110,7 +110,8 @@ class Question:
         )
 
     def _run(self, fleet: Fleet, mode: str, seed: int) -> RunResult:
-        drawn = random.Random(seed).choices(self.texts, k=len(self.texts))
+        most = self.vocab_size**NUMBER_TOKENS
+        drawn = random.Random(seed).choices(self.texts, k=min(len(self.texts), most))
         setup = replace(fleet.setup(self.setup), mode=mode)
         return VirtualStack(Texts(drawn, self.vocab_size), setup, seed).run(self.seconds, self.seconds / 3)
 
@@ -135,7 +136,9 @@ def half_width(values: Sequence[float]) -> float:
     """Half of a 90 % interval of their mean."""
     if len(values) < 2:
         return 0.0
-    t = _T_90.get(len(values) - 1, 1.645)
+    degrees = len(values) - 1
+    # Beyond the table by the first term that follows the normal distribution's.
+    t = _T_90.get(degrees, 1.645 + 1.524 / degrees)
     return t * statistics.stdev(values) / float(len(values) ** 0.5)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from outrider.drafters import ModelConfig
 from outrider_controller.cli.drafts.plan import plan_command
 from outrider_controller.cli.drafts.what_if import question_of
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.whatif.forecast import Fleet, Prices
+from outrider_controller.whatif.forecast import Fleet, Prices, half_width
 from outrider_controller.whatif.recorded import VOCAB_SIZE, Recording
 from outrider_controller.whatif.stack import RunResult, Setup, Times, VirtualStack
 from outrider_controller.whatif.texts import Text, Texts
@@ -166,6 +168,19 @@ def test_three_drafts_of_two_targets_are_less_than_four() -> None:
     seen = {d: Fleet(16, 2, d).setup(Setup(times)) for d in (1, 2, 3, 4)}
     forwards = {d: (setup.drafts, setup.times.draft(12, 12, 0) / FORWARD_S) for d, setup in seen.items()}
     assert forwards == {1: (1, 24), 2: (1, 12), 3: (2, 16), 4: (2, 12)}
+
+
+def test_more_requests_than_one_run_can_number_are_drawn_from(recorded: Path) -> None:
+    question = question_of(Recording.read(recorded), {"repeats": 1, "seconds": 1.0})
+    many = replace(question, texts=[*question.texts] * (VOCAB_SIZE**2 // len(question.texts) + 1))
+    assert many.answer(Fleet(1)).plain.tokens_per_s == pytest.approx(1 / STEP_S, rel=0.1)
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(2, 6.314), (10, 1.833), (11, 1.812), (16, 1.753), (31, 1.697)])
+def test_the_interval_is_students(count: int, quantile: float) -> None:
+    values = [float(number) for number in range(count)]
+    wanted = quantile * statistics.stdev(values) / count**0.5
+    assert half_width(values) == pytest.approx(wanted, rel=0.01)
 
 
 def test_the_command_prints_figures_and_draws_the_saving(recorded: Path, tmp_path: Path) -> None:
