@@ -278,6 +278,18 @@ async def test_who_lies_with_a_targets_token_adds_nothing_to_the_bill_of_a_tenan
     assert honest.info.worker_id not in name
 
 
+@pytest.mark.parametrize("worker_id", ["", "ü"])
+async def test_a_server_whose_id_no_lease_can_have_is_refused(fleet: Any, worker_id: str) -> None:
+    router = await fleet.start()
+    async with create_channel(router.address) as channel:
+        call = attach_pb2_grpc.AttachServiceStub(channel).Attach()
+        info = fake_info(worker_pb2.WORKER_ROLE_TARGET, worker_id="x", attached=True)
+        info.worker_id = worker_id
+        await call.write(attach_pb2.AttachRequest(info=info))
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "worker_id" in await call.details()
+
+
 async def test_no_more_is_held_of_what_servers_announce_than_there_is_room_for(
     fleet: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import grpc
 from outrider.errors import Cancelled, InvalidRequest, NotFound, OutriderError, Unavailable
 from outrider.metadata import MetadataStore
+from outrider.metadata.workers.directory import check_id
 from outrider.metadata.workers.lease_check import worker_problem
 from outrider.protocol.convert import mode_from_proto
 from outrider.protocol.sequences import spec_from_proto
@@ -94,6 +95,10 @@ class AttachServicer(attach_pb2_grpc.AttachServiceServicer):
         info = message.info
         if (problem := info_problem(info, message.load, worker.WORKER_ROLE_TARGET, info.worker_id)) is not None:
             raise InvalidRequest("info", problem)
+        try:
+            check_id(info.worker_id)
+        except ValueError as error:
+            raise InvalidRequest("info", str(error)) from None
         if info.worker_id in self._dispatcher.fleet.targets:
             raise InvalidRequest("info.worker_id", "is that of a target of the fleet")
         info.attached = True
