@@ -45,7 +45,7 @@ class ProcessConfig:
 
     @property
     def tls(self) -> TlsFiles | None:
-        return TlsFiles(Path(self.tls_dir)) if self.tls_dir else None
+        return TlsFiles(Path(self.tls_dir), self.role) if self.tls_dir else None
 
     def advertised(self, bound: str) -> str:
         """The advertised HOST:PORT of a process that listens at `bound`. Raises OSError when `auto` finds no address.

@@ -95,7 +95,7 @@ class Scheduler(BaseScheduler):
     ) -> ServerDrafts:
         """Raises ValueError, or OSError for files that cannot be read."""
         secret = ClusterSecret.read(config.secret_file) if config.secret_file else None
-        tls = TlsFiles(Path(config.tls_dir)) if config.tls_dir else None
+        tls = TlsFiles(Path(config.tls_dir), Role.TARGET) if config.tls_dir else None
         proof, info = credential(secret, Role.TARGET), self._info(config)
         reach = Reach(config.drafts, connect_to(Role.DRAFT, tls), proof, info.tokenizer_fingerprint)
         router = RouterReach(config.routers, connect_to(Role.ROUTER, tls), proof, info, self._load)

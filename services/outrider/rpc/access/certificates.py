@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -36,6 +36,8 @@ class TlsFiles:
     """
 
     directory: Path
+    role: Role | None = field(default=None, compare=False)
+    """Which the files have to prove, also those that replace them. None: any."""
 
     @property
     def certificate(self) -> Path:
@@ -72,9 +74,9 @@ class TlsFiles:
             raise ValueError(f"{self.directory}: {_reason(error)}") from None
 
     def check_renewed(self) -> None:
-        """Raises OSError if not even this process would accept these files: missing, unfit, expired."""
+        """Raises OSError if peers would refuse these files: missing, unfit, expired, another role's."""
         _check_readable(self.certificate, self.key, self.authority)
-        _shake_hands_with_itself(self, "")
+        _shake_hands_with_itself(self, "" if self.role is None else self.role.dns_name)
 
     def context(self, purpose: ssl.Purpose) -> ssl.SSLContext:
         """For one end of a connection within the cluster, where both ends verify certificates. Raises OSError."""

@@ -23,6 +23,7 @@ from outrider.rpc.channel import ConnectTo, connect_to, create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.status import from_rpc_error
 from outrider.telemetry.metrics import Handshakes
+from outrider_controller.control.config import ControlConfig
 from prometheus_client import CollectorRegistry
 
 from tests.certificates import Cluster
@@ -207,6 +208,15 @@ async def test_files_that_cannot_be_used_leave_the_last_ones_in_use_and_are_logg
         cluster.files(Role.TARGET, name="server"), cluster.files(Role.ROUTER, name="caller")
         assert await ask(connect, address, edge) == b"router" and connect.version != version
         assert caplog.text.count("the replaced files are used for new connections") == 2
+
+
+def test_files_of_another_role_do_not_replace_those_of_a_process(cluster: Cluster) -> None:
+    files = ControlConfig(tls_dir=str(cluster.files(Role.CONTROL, name="mounted").directory)).tls
+    assert files is not None
+    files.check_renewed()
+    cluster.files(Role.DRAFT, name="mounted")
+    with pytest.raises(OSError, match="Hostname mismatch"):
+        files.check_renewed()
 
 
 async def test_a_public_grpc_port_asks_clients_for_no_certificate(cluster: Cluster) -> None:
