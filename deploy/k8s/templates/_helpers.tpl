@@ -44,7 +44,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if $digest -}}
 {{ printf "%s/outrider-%s@%s" $registry .role $digest }}
 {{- else -}}
-{{ printf "%s/outrider-%s:%s" $registry .role $image.tag }}
+{{ printf "%s/outrider-%s:%s" $registry .role ($image.tag | default .root.Chart.AppVersion) }}
 {{- end -}}
 {{- end -}}
 

@@ -8,11 +8,13 @@ import sys
 from typing import Any
 
 import pytest
+import yaml
 from outrider.rpc.access.roles import ClusterSecret, Role
 
 from tests.unit.deploy.chart import (
     CHART,
     SCALING,
+    containers,
     needed,
     notes,
     problems,
@@ -85,6 +87,12 @@ def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named
 def test_values_that_lack_something_are_refused_by_name(values: dict[str, Any], named: str) -> None:
     with pytest.raises(Exception, match=re.escape(named)):
         rendered(values)
+
+
+def test_without_a_tag_images_are_those_of_the_charts_version() -> None:
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    images = [one["image"] for one in containers(rendered({"image": {"tag": ""}}))]
+    assert len(images) >= 5 and {image.rpartition(":")[2] for image in images if "redis:" not in image} == {version}
 
 
 def test_values_that_people_write_are_taken() -> None:
