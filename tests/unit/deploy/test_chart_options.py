@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from outrider.draft.config import parse_arguments as parse_draft
+from outrider.rpc.access.roles import ROUTES
 from outrider.target.config import parse_arguments as parse_target
 from outrider.vllm.server.plugin_config import PluginConfig
 
@@ -242,25 +243,28 @@ def test_an_ingress_leads_http_and_grpc_to_their_ports() -> None:
     annotations = {"nginx.ingress.kubernetes.io/backend-protocol": "GRPC"}
     ingress = {"enabled": True, "className": "nginx", "host": "api.example.org", "tlsSecret": "cert"}
     objects = rendered({"gateway": {"ingress": ingress}})
-    assert [_led(one) for one in of_kind(objects, "Ingress")] == [("api.example.org", "/v1", "http")]
+    (http,) = [_led(one) for one in of_kind(objects, "Ingress")]
+    assert (http[0], http[2]) == ("api.example.org", "http")
+    # All that clients ask for. /metrics is for operators.
+    assert {path for path in ROUTES if not path.startswith(http[1])} == {"/metrics"}
     both = ingress | {"grpcHost": "grpc.example.org", "grpcAnnotations": annotations}
     objects = rendered({"gateway": {"ingress": both}})
     found = {one["metadata"]["name"]: one for one in of_kind(objects, "Ingress")}
-    assert _led(found["demo-gateway"]) == ("api.example.org", "/v1", "http")
+    assert _led(found["demo-gateway"]) == http
     grpc = found["demo-gateway-grpc"]
-    assert _led(grpc) == ("grpc.example.org", "/", "grpc") and grpc["metadata"]["annotations"] == annotations
+    assert _led(grpc) == ("grpc.example.org", ("/",), "grpc") and grpc["metadata"]["annotations"] == annotations
     assert "annotations" not in found["demo-gateway"]["metadata"]
     assert grpc["spec"]["tls"] == [{"hosts": ["grpc.example.org"], "secretName": "cert"}]
     assert [problem for one in objects for problem in problems(one, versions()[-1])] == []
 
 
-def _led(ingress: Object) -> tuple[str, str, str]:
-    """Host, path, and the port of the gateway's service."""
+def _led(ingress: Object) -> tuple[str, tuple[str, ...], str]:
+    """Host, paths, and the port of the gateway's service."""
     (rule,) = ingress["spec"]["rules"]
-    (path,) = rule["http"]["paths"]
-    service = path["backend"]["service"]
-    assert service["name"] == "demo-gateway"
-    return rule["host"], path["path"], service["port"]["name"]
+    ports = {path["backend"]["service"]["port"]["name"] for path in rule["http"]["paths"]}
+    assert {path["backend"]["service"]["name"] for path in rule["http"]["paths"]} == {"demo-gateway"}
+    (port,) = ports
+    return rule["host"], tuple(path["path"] for path in rule["http"]["paths"]), port
 
 
 @pytest.mark.parametrize("mode", ["ray", *MODES])
