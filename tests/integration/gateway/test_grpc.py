@@ -297,8 +297,13 @@ async def test_a_prompt_over_the_context_is_refused_with_both_numbers(serve: Any
 
 async def test_an_unknown_model_is_not_found(serve: Any) -> None:
     async with serve() as (_, stub):
-        error = await failure(stub.Generate(Request(model="/etc/passwd", text="a")))
-    assert (error.code, error.reason) == (Code.NOT_FOUND, "UNKNOWN_MODEL")
+        request = Request(model="/etc/passwd", text="a")
+        for call, field in (
+            (stub.Generate(request), "model"),
+            (stub.StreamGenerate(streaming(request)), "request.model"),
+        ):
+            error = await failure(call)
+            assert (error.code, error.reason, error.field) == (Code.NOT_FOUND, "UNKNOWN_MODEL", field)
 
 
 async def test_a_message_over_the_limit_is_refused_and_the_connection_survives(serve: Any) -> None:

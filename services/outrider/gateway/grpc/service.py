@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from outrider.errors import InvalidRequest, NotSupported, OutriderError
+from outrider.errors import InvalidRequest, OutriderError
 from outrider.gateway.generation.answers import Choices, Chunk
 from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.logits import LogitsChoice
@@ -160,10 +160,10 @@ def _field_paths(where: str) -> Iterator[None]:
     """Turns the field names in errors into paths in the message: those of options are below `options`."""
     try:
         yield
-    except (InvalidRequest, NotSupported) as error:
-        name = error.field or ""
-        parent = "options." if re.split(r"[.\[]", name)[0] in _OPTIONS else ""
-        error.field = f"{where}{parent}{name}"
+    except OutriderError as error:
+        if name := error.field:
+            parent = "options." if re.split(r"[.\[]", name)[0] in _OPTIONS else ""
+            error.field = f"{where}{parent}{name}"
         raise
 
 
