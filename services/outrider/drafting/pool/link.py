@@ -73,6 +73,8 @@ class DraftLink(PeerLink[draft_pb2.DraftResponse, BatchingOutbox[draft_pb2.Draft
         self._stub: draft_pb2_grpc.DraftServiceAsyncStub
         self._clock = asyncio.get_running_loop().time
         self._received_s = self._used_s = self._clock()
+        self._drafting: set[int] = set()
+        """The sequences of which drafts are wanted, by their id on this link."""
         self._asked_s: float | None = None
         self._reason = UNREACHABLE
         self._task = asyncio.create_task(self.talk(), name=f"link {worker_id}")
@@ -82,8 +84,18 @@ class DraftLink(PeerLink[draft_pb2.DraftResponse, BatchingOutbox[draft_pb2.Draft
         if self._asked_s is None:
             self._asked_s = self._clock()
 
+    def wants(self, sequence_id: int, *, drafts: bool) -> None:
+        """From now on drafts of this sequence are wanted, or not. Where none are, the worker owes no answer."""
+        if drafts:
+            self._drafting.add(sequence_id)
+        else:
+            self._drafting.discard(sequence_id)
+        if not self._drafting:
+            self._asked_s = None
+
     def closed(self, sequence_id: int) -> SequenceKey:
         """Closes the sequence with this id. Raises KeyError when it is not open there."""
+        self.wants(sequence_id, drafts=False)
         key = self.last_closed[sequence_id] = self.keys.pop(sequence_id)
         if len(self.last_closed) > _MAX_CLOSED:
             self.last_closed.popitem(last=False)

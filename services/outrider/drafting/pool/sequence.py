@@ -156,12 +156,14 @@ class PooledSequence:
         message = opening_for_draft(spec, sequence_id, committed, limits)
         link.outbox.last(message.ByteSize()).opens.append(message)
         link.keys[sequence_id] = key
+        link.wants(sequence_id, drafts=bool(limits.max_draft_tokens))
         opened._asked(committed_len, now_us)
         return opened
 
     def limit(self, limits: Speculation) -> None:
         if self.limits != limits:
             self.limits = limits
+            self.link.wants(self.sequence_id, drafts=bool(limits.max_draft_tokens))
             self.validator.allow(limits.max_draft_tokens)
             message = sequence_pb2.SetSpeculation(
                 sequence_id=self.sequence_id, speculation=speculation_to_proto(limits)
