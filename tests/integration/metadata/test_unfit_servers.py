@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 from outrider.metadata import MetadataStore
 from outrider.metadata.connection.acl import users
+from outrider.metadata.connection.link import RedisLink
+from outrider.metadata.connection.timeouts import StoreCounters
 from outrider.rpc.v1 import worker_pb2
 from redis import Redis
 
 from tests.certificates import Cluster
+from tests.integration.gateway.scripted_router import until
 from tests.integration.metadata.test_access import before, server
 from tests.ports import free_port
 
@@ -168,6 +171,26 @@ async def test_a_server_that_wants_tls_is_named_as_such(tmp_path: Path, caplog: 
             with caplog.at_level(logging.WARNING):
                 await store.problem()
     assert any("rediss://" in record.message for record in caplog.records)
+
+
+async def test_a_server_that_has_answered_is_not_told_to_want_tls(caplog: pytest.LogCaptureFixture) -> None:
+    answers = True
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while answers and (asked := await reader.read(4096)):
+            writer.write(b"+OK\r\n" * asked.count(b"*"))
+        writer.close()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with listening:
+        link = RedisLink(f"redis://127.0.0.1:{listening.sockets[0].getsockname()[1]}", StoreCounters())
+        assert await link.call_in_background(lambda redis: redis.echo("")) is not None
+        answers = False
+        for _ in range(2):
+            await link.call_in_background(lambda redis: redis.echo(""))
+        await until(lambda: not link.available)
+        await link.close()
+    assert "TLS" not in caplog.text and "metadata store is away (it closes its connections)" in caplog.text
 
 
 _PROGRAMS = {

@@ -27,7 +27,16 @@ from redis.backoff import NoBackoff
 
 from outrider.errors import Unavailable
 from outrider.metadata.connection.address import open_pool
-from outrider.metadata.connection.causes import CLUSTER, NO_ANSWER, NO_ANSWER_TO_TLS, READ_ONLY, SENTINEL, cause, lasts
+from outrider.metadata.connection.causes import (
+    CLUSTER,
+    NO_ANSWER,
+    NO_ANSWER_TO_TLS,
+    READ_ONLY,
+    SENTINEL,
+    SILENT,
+    cause,
+    lasts,
+)
 from outrider.metadata.connection.reading import MalformedError, Work
 from outrider.metadata.connection.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S, StoreCounters
 from outrider.runtime.supervision import stop
@@ -36,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _NOT_UNDERSTOOD = "metadata store gives an answer that cannot be understood"
+# What has answered is asked as it wants to be: no guess about TLS.
+_HAS_ANSWERED = {SILENT: "it closes its connections"}
 _MAX_CONNECTIONS = 8
 _MIN_RETRY_S = 0.02
 _MAX_RETRY_S = 1.0
@@ -166,7 +177,9 @@ class RedisLink:
     async def _try(self, work: Work[T], timeout_s: float, when_late: Answers) -> T | None:
         try:
             async with asyncio.timeout(timeout_s), self._turns:
-                return await self._on_primary(work)
+                answer = await self._on_primary(work)
+                self._means = _HAS_ANSWERED
+                return answer
         except (TimeoutError, redis.TimeoutError) as error:
             self._counters.num_timeouts += 1
             self._suspend(when_late, error)
