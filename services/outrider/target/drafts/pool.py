@@ -6,6 +6,7 @@ sent to the draft when it is sent to the router, and a proposal becomes an event
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -196,18 +197,22 @@ class PoolDrafts:
             self._tell_spent(pooled.close(reason), pooled.share_us)
 
     def _replied(self, link: DraftLink, reply: draft_pb2.DraftResponse) -> None:
-        if events := [event for draft in reply.drafts if (event := self._take(link, draft)) is not None]:
+        late_us = Counter[int]()
+        if events := [event for draft in reply.drafts if (event := self._take(link, draft, late_us)) is not None]:
             self._post(events)
         for message in reply.errors:
             if (key := link.keys.get(message.sequence_id)) is not None:
                 self._lose(key, from_sequence_error(message))
         for usage in reply.usage:
-            self._tell_spent(link.last_closed.get(usage.sequence_id), usage.share_us)
+            late_us[usage.sequence_id] += usage.share_us
+        # One message of each: a worker that repeats itself must not fill the stream of a router.
+        for sequence_id, share_us in late_us.items():
+            self._tell_spent(link.last_closed.get(sequence_id), share_us)
 
-    def _take(self, link: DraftLink, draft: sequence_pb2.Draft) -> Event | None:
-        # A late message, about a sequence that has ended, finds nothing.
+    def _take(self, link: DraftLink, draft: sequence_pb2.Draft, late_us: Counter[int]) -> Event | None:
+        """`late_us`: takes the time of messages about sequences that have ended, by their id on the link."""
         if (key := link.keys.get(draft.sequence_id)) is None or (pooled := self._open[key].pooled) is None:
-            self._tell_spent(link.last_closed.get(draft.sequence_id), draft.share_us)
+            late_us[draft.sequence_id] += draft.share_us
             return None
         pooled.share_us += draft.share_us
         try:

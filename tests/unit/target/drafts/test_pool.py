@@ -502,8 +502,10 @@ async def test_what_a_draft_spent_is_told_with_the_next_commit_and_what_comes_la
     await world.draft.say(guess(7, 9, share_us=20), usage=[sequence.SequenceUsage(sequence_id=90, share_us=5)])
     # Of what was never open there, nothing is known.
     await world.draft.say(usage=[sequence.SequenceUsage(sequence_id=91, share_us=5)])
+    # More messages than may wait for a router are one to it.
+    await world.draft.say(*[sequence.Draft(sequence_id=90, share_us=1)] * 5000)
     told = [(stream, list(answer.usage)) for stream, answer in world.answers if answer.usage]
-    late = [sequence.SequenceUsage(sequence_id=KEY.sequence_id, draft_share_us=us) for us in (40, 20, 5)]
+    late = [sequence.SequenceUsage(sequence_id=KEY.sequence_id, draft_share_us=us) for us in (40, 25, 5000)]
     assert told == [(KEY.stream, [one]) for one in late]
 
 
