@@ -81,14 +81,15 @@ class _Taken:
         self.counts = piece.counts or self.counts
 
     def outcome(self, error: str = "") -> Outcome:
-        since_ms = [(at_s - self.started_s) * 1e3 for at_s in self.arrivals_s]
+        # An answer without text, or an error, has come when it is over.
+        since_ms = [(at_s - self.started_s) * 1e3 for at_s in self.arrivals_s or [time.perf_counter()]]
         return Outcome(
             tenant=self.tenant,
             sent_s=self.sent_s,
             error=error,
-            ttft_ms=since_ms[0] if since_ms else 0.0,
+            ttft_ms=since_ms[0],
             # Until the last token, as in the definition of TPOT; usage and metrics may arrive slightly later.
-            e2e_ms=since_ms[-1] if since_ms else (time.perf_counter() - self.started_s) * 1e3,
+            e2e_ms=since_ms[-1],
             itl_ms=tuple(after - before for before, after in pairwise(since_ms)),
             **(self.counts or {}),
         )

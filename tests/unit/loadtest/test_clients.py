@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
@@ -77,3 +78,22 @@ def test_an_answer_that_breaks_off_is_a_failed_request(
     serve: Serve, asking: Executor, answered: bytes, error: str
 ) -> None:
     assert asking.submit(_error, serve(answered)).result() == error
+
+
+def _without_text() -> tuple[float, float]:
+    from loadtest.clients import Piece, ask
+
+    class Terse:
+        def pieces(self, tenant: Tenant, prompt: str) -> Iterator[Piece]:
+            time.sleep(0.01)
+            yield Piece(has_tokens=False, counts={"completion_tokens": 1})
+
+        def close(self) -> None: ...
+
+    outcome = ask(Terse(), Tenant("chat"), "Hello")
+    return outcome.ttft_ms, outcome.e2e_ms
+
+
+def test_an_answer_without_text_takes_the_time_until_its_end(asking: Executor) -> None:
+    ttft_ms, e2e_ms = asking.submit(_without_text).result(timeout=60)
+    assert ttft_ms == e2e_ms >= 10
