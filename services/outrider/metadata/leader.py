@@ -31,6 +31,8 @@ local seen = tonumber(ARGV[3])
 if holder and holder ~= ARGV[1] then return -epoch end
 if epoch < seen and ARGV[4] == '0' then
   redis.call('SET', KEYS[2], seen)
+  -- Perhaps a lease of ours that had ended is back with the older data: not in the epoch of another.
+  redis.call('DEL', KEYS[1])
   return -seen
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

@@ -35,6 +35,19 @@ async def test_after_a_lost_memory_who_led_leads_again_and_else_another_one_with
     assert (await stands_by.hold(), await stands_by.hold(), await leads.hold()) == (0, 3, 0)
 
 
+async def test_a_lease_that_older_data_bring_back_is_not_one_of_a_later_epoch(
+    store: MetadataStore, reader: MetadataStore, raw: redis.Redis
+) -> None:
+    led, leads = store.plans.lease("a"), reader.plans.lease("b")
+    assert await led.hold() == 1
+    await led.resign()
+    assert (await leads.hold(), await led.hold()) == (2, 0)
+    # The replica that takes over has heard neither of the resignation nor of the other leader.
+    raw.set("outrider:leader", "a", px=3000)
+    raw.set("outrider:leaderepoch", 1)
+    assert (await led.hold(), await led.hold()) == (0, 3)
+
+
 async def test_who_leads_takes_a_higher_epoch_than_anybody_has_seen(store: MetadataStore, raw: redis.Redis) -> None:
     lease = store.plans.lease("a")
     assert await lease.hold() == 1
