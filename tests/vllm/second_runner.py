@@ -274,7 +274,7 @@ class Drafts:
         self.most = dict[int, int]()
         """Most drafted tokens in a step, by the cap of a request."""
         caps: dict[str, int] = {}
-        scheduler.book._row_price = lambda cost: 0.0
+        scheduler.book.price_of = lambda cost: 0.0
         scheduler.before_step = self._fill
         add, follow = scheduler.add_request, scheduler._follow
 

@@ -58,7 +58,7 @@ def loaded(model: str | Path, vllm_args: str = SMALL, **changes: Any) -> Iterato
     )
     core, version = load(config)
     # The price of a row is measured, and beside other tests it may be any: here all drafts are verified.
-    core.scheduler.book._row_price = lambda cost: 0.0
+    core.scheduler.book.price_of = lambda cost: 0.0
     try:
         yield Loaded(config, core, describe(config, info_of(core, version)))
     finally:

@@ -41,7 +41,7 @@ class Core:
         ours = {"scheduler_cls": SCHEDULER, "worker_cls": WORKER, "speculative_config": speculation}
         more = {"enable_prefix_caching": False} | ({} if plugin else ours)
         self.scheduler = make_scheduler(model, 4, plugin=plugin, **more)
-        self.scheduler.book._row_price = lambda cost: 0.0
+        self.scheduler.book.price_of = lambda cost: 0.0
         self.scheduler.kv_event_publisher = SimpleNamespace(take=lambda: ((), ()))
         self.device, self.batch_queue, self.num_steps = Device(), deque[tuple[Any, Any]](), 0
         self.add_request = self.scheduler.add_request

@@ -144,7 +144,7 @@ def test_in_a_batch_so_large_that_no_row_pays_nothing_is_done_with_drafts(tiny_v
     for rows in [*range(100, 140)] * 5:
         # While memory bounds a step its rows are free.
         cost.took(rows=rows, tokens=rows, seconds=rows if full else 100)
-    scheduler.book._row_price = lambda _: cost.price
+    scheduler.book.price_of = lambda _: cost.price
     scheduler._decoding = lambda request: asked.append(request.request_id) or decoding(request)
     for number in range(RUNNING):
         prompt = [number % VOCAB] * 20

@@ -105,11 +105,12 @@ def beyond_a_step(speculation: Speculation) -> Speculation:
 class DraftBook:
     """The drafts of all open requests of one engine, and what their rows cost."""
 
-    def __init__(self, row_price: Callable[[StepCost], float] = lambda cost: cost.price) -> None:
-        """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs."""
+    def __init__(self, price_of: Callable[[StepCost], float] = lambda cost: cost.price) -> None:
         self.cost = StepCost()
         self.calibration = Calibration()
-        self._row_price = row_price
+        self.price_of = price_of
+        """The least chance at which a drafted token is verified, as a function of measured step costs. An operator may
+        set one."""
         self._open: dict[str, SequenceDrafts] = {}
         self.forgotten: list[str] = []
         """Requests of which faults ended the drafting, until somebody takes them."""
@@ -125,7 +126,7 @@ class DraftBook:
     @property
     def row_price(self) -> float:
         """Price of one more row in a step, as a chance."""
-        return self._row_price(self.cost)
+        return self.price_of(self.cost)
 
     @property
     def drafted(self) -> dict[str, SequenceDrafts]:

@@ -42,7 +42,7 @@ class Scheduler(BaseScheduler):
         config = PluginConfig.of(self.vllm_config.additional_config)
         if config.row_price is not None:
             price = config.row_price
-            self.book._row_price = lambda cost: price
+            self.book.price_of = lambda cost: price
         lookups = Drafts(make_sources(config.lookups), TargetStats(), self.book.calibration, beyond_a_step)
         make = partial(self._drafts, config, lookups.erase)
         pool = PoolThread(make) if config.drafts or config.routers else None

@@ -18,7 +18,7 @@ ROOMY = StepRoom(tokens=1 << 20, blocks=1 << 20, block_size=16)
 
 
 def book(price: float = 0.0, **speculation: float) -> DraftBook:
-    made = DraftBook(row_price=lambda cost: price)
+    made = DraftBook(price_of=lambda cost: price)
     setting = Speculation(**({"max_draft_tokens": 4} | speculation))
     made.open("a", SequenceDrafts(TEXT.copy(), setting, setting))
     return made
