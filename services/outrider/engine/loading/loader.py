@@ -279,7 +279,7 @@ def stated_context(path: Path) -> int:
 def _positions(path: Path, count: Callable[[], int]) -> int:
     try:
         return count()
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise CheckpointError(f"{path}/config.json", str(error)) from error
 
 

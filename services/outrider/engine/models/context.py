@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
@@ -43,6 +44,8 @@ _HARMLESS = {
 }
 """In any rotary embedding. Sections of images and texts rotate by the same positions, where all is text."""
 
+_MAX_POSITIONS = 1 << 24
+"""The tables of a rotary embedding have all of them."""
 
 _OF_OTHERS = (
     "sliding_window",
@@ -91,7 +94,9 @@ def num_positions(settings: Any) -> int:
     stated = getattr(settings, "max_position_embeddings", None)
     if not stated:
         raise ValueError("max_position_embeddings: missing")
-    return _lengthened(settings, int(stated))
+    if not 1 <= (found := _lengthened(settings, int(stated))) <= _MAX_POSITIONS:
+        raise ValueError(f"max_position_embeddings: {found} positions; from 1 to {_MAX_POSITIONS} are served")
+    return found
 
 
 def _lengthened(settings: Any, stated: int) -> int:
@@ -178,9 +183,11 @@ def _check_rotary(settings: Any) -> None:
         needed = _NEEDED.get(kind, set())
         if missing := sorted(name for name in needed if not parameters.get(name)):
             raise ValueError(f"rope_parameters: {missing[0]}: missing, or 0, with rope_type {kind}")
-        numbers = {name: parameters[name] for name in needed - {"short_factor", "long_factor"}}
-        for name, value in numbers.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        for name in sorted({*needed, "rope_theta"} - {"short_factor", "long_factor"}):
+            if (value := parameters.get(name)) is None:
+                continue
+            # Written so that NaN fails too.
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ValueError(f"rope_parameters: {name}: {value!r} is not a number above 0")
         if idle := sorted(_idle(parameters, kind, settings, nested=bool(by_kinds))):
             named = ", ".join(f"{name}: {parameters[name]!r}" for name in idle)

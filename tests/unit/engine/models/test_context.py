@@ -155,6 +155,11 @@ def test_a_field_of_a_rotary_embedding_has_its_effect_in_transformers_or_is_refu
         ("llama", {"rope_scaling": YARN | {"rope_type": "linear"}}, "type: 'yarn' has no effect with rope_type linear"),
         ("llama", {"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor: '4' is not a number"),
         ("llama", {"rope_scaling": {"type": "yarn", "factor": -4}}, "factor: -4 is not a number above 0"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor: inf is not a number above 0"),
+        ("llama", {"rope_theta": float("nan")}, "rope_theta: nan is not a number above 0"),
+        ("llama", {"rope_theta": 0.0}, "rope_theta: 0.0 is not a number above 0"),
+        ("llama", {"max_position_embeddings": -1}, "max_position_embeddings: -1 positions"),
+        ("llama", {"max_position_embeddings": 2**31}, "max_position_embeddings: 2147483648 positions"),
         ("llama", {"rope_parameters": {FULL: YARN}}, "has no effect beside full_attention"),
         (
             "olmo3",
