@@ -211,6 +211,8 @@ class GgufTokenizer:
         """The id of this special token, or nothing."""
         default = _DEFAULT_IDS.get(name) if self._get("model", "") == "llama" else None
         found = self._get(f"{name}_token_id", default)
+        if found is not None and not 0 <= found < len(self._tokens):
+            raise self._error(f"{name}_token_id", f"{found} is none of {len(self._tokens)} tokens")
         return [] if found is None else [int(found)]
 
     def _add_tokens(self, made: Tokenizer) -> None:

@@ -90,7 +90,7 @@ def written(file: Path, layers: int = 1, tokens: list[str] | None = None, **keys
     if "merges" in keys:
         writer.add_token_merges(keys["merges"])
     if "bos" in keys:
-        writer.add_bos_token_id(keys["bos"])
+        writer.add_int64("tokenizer.ggml.bos_token_id", keys["bos"])
     writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 16), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -103,7 +103,8 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "layers without end": ({"layers": 2_000_000_000}, "llama.block_count: 2000000000 is not from 1 to"),
     "a token that can be cut without end": ({"tokens": ["<unk>", "<s>", "</s>", "a" * 200_000]}, "too long: to cut"),
     "a merge of one part": ({"merges": ["ab"]}, "cannot be converted"),
-    "a special token that is none": ({"bos": 4_000_000_000}, "cannot be converted"),
+    "a special token that is none": ({"bos": 4_000_000_000}, "bos_token_id: 4000000000 is none of 5 tokens"),
+    "a special token before the first": ({"bos": -1}, "bos_token_id: -1 is none of 5 tokens"),
 }
 
 
