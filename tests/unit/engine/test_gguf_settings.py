@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ OTHERS = [
             config={"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "attention_multiplier": 0.4},
         ),
     ),
+    ("granite", "no scale", Setting(keys={"logit_scale": 0.0}, config={"logits_scaling": 1.0})),
     ("llama", "biases", Setting(config={"attention_bias": True, "mlp_bias": True})),
     ("llama", "tied", Setting(config={"tie_word_embeddings": True})),
     (
@@ -203,6 +205,8 @@ REFUSED = [
     ("llama", Setting(tensors={"rope_freqs.weight": [2.0] * 3}), "rope_freqs.weight: 3 factors"),
     ("llama", Setting(tensors={"blk.0.attn_sinks.weight": [1.0] * 4}), "that are not read: blk.0.attn_sinks.weight"),
     ("llama", Setting(keys={"attention.head_count_kv": [KV_HEADS, 4]}), "head_count_kv: its layers differ"),
+    ("llama", Setting(keys={"attention.layer_norm_rms_epsilon": math.nan}), "layer_norm_rms_epsilon: nan is no number"),
+    ("granite", Setting(keys={"attention.scale": math.inf}), r"granite\.attention\.scale: inf is no number"),
     ("llama", Setting(keys={"attention.causal": False}), r"attention\.causal: False"),
     ("llama", Setting(keys={"attention.value_length": 8}), r"attention\.value_length: 8"),
     ("gemma3", Setting(keys={"attn_logit_softcapping": 30.0}), "attn_logit_softcapping: 30.0"),

@@ -8,6 +8,7 @@ is what they mean where they are missing.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,7 +126,10 @@ class Metadata:
 
     def _whole(self, key: str, default: Any) -> Any:
         self._read.add(key)
-        return self._fields.get(key, default)
+        found = self._fields.get(key, default)
+        if isinstance(found, float) and not math.isfinite(found):
+            raise self.error(key, f"{found} is no number")
+        return found
 
     def _only(self, key: str, value: Any, harmless: Any) -> None:
         if not any(_equal(value, other) for other in harmless):
@@ -314,7 +318,7 @@ def _phi3(metadata: Metadata, settings: dict[str, Any]) -> None:
 def _granite(metadata: Metadata, settings: dict[str, Any]) -> None:
     metadata.only("rope.scaling.finetuned", True)
     multipliers = {
-        "logits_scaling": metadata.must("logit_scale"),
+        "logits_scaling": metadata.must("logit_scale") or 1.0,
         "residual_multiplier": metadata.get("residual_scale", 0.0) or 1.0,
         "embedding_multiplier": metadata.get("embedding_scale", 0.0) or 1.0,
         "attention_multiplier": metadata.get("attention.scale", 0.0) or settings["head_dim"] ** -0.5,
