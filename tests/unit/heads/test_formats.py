@@ -141,9 +141,13 @@ def test_a_layer_of_multi_token_prediction_says_what_transformers_layers_say(
     states = torch.randn(1, TOKENS, WIDTH)
     ids, at_once, stepwise = asked(head, states)
     x = torch.cat([norms[0](target.embedding[ids]), norms[1](states)], -1) @ join.T
-    expected = norms[2](through(layer, rotary, config, x)) @ target.head.T
+    normed = norms[2](through(layer, rotary, config, x))
+    expected = normed @ target.head.T
     torch.testing.assert_close(at_once, expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(stepwise, expected, rtol=1e-3, atol=1e-3)
+    # In vLLM, both of DeepSeek's form and of Qwen's, the next drafted token reads the state after the last norm.
+    passed, _ = head.forward(ids, head.features(states), torch.arange(TOKENS)[None], ChainMemory())
+    torch.testing.assert_close(passed, normed, rtol=1e-3, atol=1e-3)
 
 
 KNOWN = torch.tensor([*range(0, VOCAB, 3)])
