@@ -32,6 +32,8 @@ class Rotary:
 
     def __init__(self, settings: HeadSettings) -> None:
         self.table = LlamaRotaryEmbedding(settings.rotary)
+        # By their names dynamic and longrope tables would change with the longest text of a step.
+        self.table.rope_type = "default"
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [batch, tokens] → cos and sin, each [batch, 1, tokens, rotated width]."""

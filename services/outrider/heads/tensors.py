@@ -31,6 +31,8 @@ _UNSERVED = {
 
 _ROTARY_KINDS = {"default", "linear", "llama3", "yarn", "mrope"}
 """Whose frequencies depend on no text's length."""
+_OF_LENGTHS = {"dynamic", "longrope"}
+"""In our own heads they are those of texts within the original positions, as their targets write: `Rotary`."""
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """Fields of models that take images: texts have the same position in all sections."""
 
@@ -99,7 +101,9 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     module.load_state_dict({name: value.to(wanted[name].dtype) for name, value in tensors.items()})
 
 
-def settings_of(config: Mapping[str, Any], path: Path, layers: int | None = None) -> HeadSettings:
+def settings_of(
+    config: Mapping[str, Any], path: Path, layers: int | None = None, *, ours: bool = False
+) -> HeadSettings:
     """The decoder layers that a config.json describes. Raises HeadError that names the missing field."""
     if (activation := config.get("hidden_act", "silu")) != "silu":
         raise HeadError(f"{path}/config.json", f"hidden_act {activation}: only silu is served in heads")
@@ -114,7 +118,7 @@ def settings_of(config: Mapping[str, Any], path: Path, layers: int | None = None
             head_dim=head_dim,
             inner=int(config["intermediate_size"]),
             eps=float(config.get("rms_norm_eps", 1e-6)),
-            rotary=_rotary(config, width, heads, head_dim),
+            rotary=_rotary(config, width, heads, head_dim, _ROTARY_KINDS | _OF_LENGTHS if ours else _ROTARY_KINDS),
             layers=layers or int(config.get("num_hidden_layers", 1)),
             bias=bool(config.get("attention_bias", kind == "qwen2")),
             qk_norm=kind.startswith("qwen3"),
@@ -140,19 +144,21 @@ def counted_settings(path: Path, config: dict[str, Any], tensors: Mapping[str, T
     )
 
 
-def _rotary(config: Mapping[str, Any], width: int, heads: int, head_dim: int) -> LlamaConfig:
+def _rotary(config: Mapping[str, Any], width: int, heads: int, head_dim: int, kinds: Collection[str]) -> LlamaConfig:
     """Raises ValueError that names the field."""
     stated = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
-    if kinds := [name for name, value in stated.items() if isinstance(value, dict)]:
-        raise ValueError(f"rope_parameters: those of {', '.join(kinds)} are not served in heads")
+    if parts := [name for name, value in stated.items() if isinstance(value, dict)]:
+        raise ValueError(f"rope_parameters: those of {', '.join(parts)} are not served in heads")
     kind, old_name = (stated.pop(name, None) for name in ("rope_type", "type"))
     kind = kind or old_name or "default"
-    if kind not in _ROTARY_KINDS:
+    if kind not in kinds:
         raise ValueError(f"rope_scaling: rope_type {kind} is not served in heads")
     for name in _OF_IMAGES:
         stated.pop(name, None)
     stated["rope_type"] = "default" if kind == "mrope" else kind
     stated.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
+    if (original := config.get("original_max_position_embeddings")) and kind == "longrope":
+        stated.setdefault("original_max_position_embeddings", original)
     share = float(stated.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1)
     positions = config.get("max_position_embeddings")
     return LlamaConfig(

@@ -222,13 +222,14 @@ def _settings(target: Path, layers: int) -> tuple[HeadSettings, dict[str, Any]]:
     """The target's own shape with so many layers, and as config.json has it."""
     names = (
         "model_type hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim rms_norm_eps "
-        "rope_theta rope_scaling rope_parameters max_position_embeddings attention_bias"
+        "rope_theta rope_scaling rope_parameters max_position_embeddings attention_bias "
+        "original_max_position_embeddings"
     )
     config = read_config(target)
     shape = {name: config[name] for name in names.split() if config.get(name) is not None}
     shape["num_hidden_layers"] = layers
     try:
-        return settings_of(shape, target), shape
+        return settings_of(shape, target, ours=True), shape
     except HeadError as error:
         raise CheckpointError("target", str(error)) from error
 

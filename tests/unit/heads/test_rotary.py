@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,29 @@ def test_what_depends_on_a_texts_length_or_on_the_layer_is_refused_by_its_field(
 ) -> None:
     with pytest.raises(HeadError, match=rf"config\.json: {message}"):
         settings_of({**PLAIN, **stated}, tmp_path)
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.5] * (HEAD_DIM // 2), "long_factor": [4.0] * (HEAD_DIM // 2)}
+
+
+@pytest.mark.parametrize(
+    ("stated", "turned", "factor"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 1.0, 1.0),
+        (
+            {"rope_scaling": LONGROPE, "original_max_position_embeddings": 256},
+            1.5,
+            (1 + math.log(2) / math.log(256)) ** 0.5,
+        ),
+    ],
+)
+def test_our_own_heads_have_the_frequencies_of_texts_within_the_original_positions(
+    stated: dict[str, Any], turned: float, factor: float, tmp_path: Path
+) -> None:
+    rotary = Rotary(settings_of({**PLAIN, "max_position_embeddings": 512, **stated}, tmp_path, ours=True))
+    frequencies = 1.0 / (turned * 1e4 ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM))
+    for positions in ([0, 3, 100], [0, 3, 900], [0, 3, 100]):
+        angles = torch.tensor(positions)[:, None] * torch.cat([frequencies, frequencies])
+        cos, sin = rotary(torch.tensor([positions]))
+        torch.testing.assert_close(cos[0, 0], angles.cos() * factor)
+        torch.testing.assert_close(sin[0, 0], angles.sin() * factor)

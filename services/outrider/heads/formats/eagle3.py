@@ -102,7 +102,7 @@ def _check_eagle(path: Path, variant: EagleVariant, width: int, target: TargetPa
 def _build(ours: OurHead, target: TargetParts) -> Eagle3Head:
     rows = target.head if ours.token_map is None else target.head[ours.token_map]
     variant = EagleVariant(ours.taps, target.width, len(rows), fc_norm="fc_norm.0.weight" in ours.tensors)
-    head = Eagle3Head(settings_of(ours.config, ours.path), variant, target, ours.token_map)
+    head = Eagle3Head(settings_of(ours.config, ours.path, ours=True), variant, target, ours.token_map)
     head.lm_head.weight = nn.Parameter(rows)
     return head
 

@@ -53,7 +53,7 @@ def _load_mtp(path: Path, config: dict[str, Any], target: TargetParts) -> MtpHea
 
 def _build(ours: OurHead, target: TargetParts) -> MtpHead:
     early, normed = int(ours.about.get("early", 0)), "enorm.weight" in ours.tensors
-    settings = settings_of(ours.config, ours.path)
+    settings = settings_of(ours.config, ours.path, ours=True)
     return MtpHead(settings, target, ours.token_map, norms_tokens=normed, early=early, taps=ours.taps)
 
 
