@@ -161,6 +161,8 @@ Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
     [
         (lambda config, _: config.update(use_dora=True), "use_dora: True is not supported"),
         (lambda config, _: config.update(modules_to_save=["lm_head"]), "modules_to_save"),
+        (lambda config, _: config.update(layer_replication=[[0, 2], [0, 2]]), "layer_replication"),
+        (lambda config, _: config.update(alora_invocation_tokens=[5, 6]), "alora_invocation_tokens"),
         (lambda config, _: config.update(r=5), r"\[5, inputs\]"),
         (lambda config, _: config.update(base_model_name_or_path=""), "base_model_name_or_path: names no model"),
         (lambda _, stored: stored.update(more=torch.ones(1)), "more: is no part of a plain LoRA"),

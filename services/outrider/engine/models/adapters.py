@@ -24,7 +24,11 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 # What changes the formula, by peft's name for it, with the value that does not.
 _PLAIN = {"peft_type": "LORA", "bias": "none", "use_dora": False, "fan_in_fan_out": False}
-_EMPTY = ("modules_to_save", "rank_pattern", "alpha_pattern", "trainable_token_indices", "target_parameters")
+_EMPTY = (
+    *("modules_to_save", "rank_pattern", "alpha_pattern", "trainable_token_indices", "target_parameters"),
+    # Which layers the model has, and of which tokens the formula is.
+    *("layer_replication", "alora_invocation_tokens"),
+)
 
 
 @dataclass(frozen=True, slots=True)
