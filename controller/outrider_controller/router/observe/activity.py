@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from outrider.protocol.rounds import RequestStats
 from outrider.rpc.v1 import trace_pb2 as trace
 
-# Beyond that the oldest name is dropped; a process that runs for months sees many workers.
+# Beyond that the name that ended nothing for longest is dropped; a process that runs for months sees many workers.
 _MAX_NAMES = 4096
 
 Name = tuple[str, str]
@@ -39,7 +39,7 @@ class Activity:
 
     def ended(self, work: Work) -> None:
         for name in work.names:
-            found = _sum(self._ended, name)
+            found = self._ended[name] = self._ended.pop(name, None) or _nothing(name)
             found.num_ended += 1
             _add(found, work)
         while len(self._ended) > _MAX_NAMES:
@@ -59,8 +59,12 @@ class Activity:
 
 def _sum(sums: dict[Name, trace.Activity], name: Name) -> trace.Activity:
     if name not in sums:
-        sums[name] = trace.Activity(tenant=name[0], worker_id=name[1])
+        sums[name] = _nothing(name)
     return sums[name]
+
+
+def _nothing(name: Name) -> trace.Activity:
+    return trace.Activity(tenant=name[0], worker_id=name[1])
 
 
 def _add(found: trace.Activity, work: Work) -> None:

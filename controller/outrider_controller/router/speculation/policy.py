@@ -24,7 +24,7 @@ from outrider_controller.router.request.checks import Request
 from outrider_controller.router.speculation.controller import Allowance
 from outrider_controller.router.speculation.gain import DraftRecord
 
-# Drafts of tenants whose measurements a router keeps.
+# Drafts of tenants whose measurements a router keeps, those of the last requests.
 _MAX_RECORDS = 8192
 _UNPLANNED = Decision(Mode.ON, Reason.UNKNOWN, saving=0.5)
 
@@ -74,9 +74,11 @@ class Policy:
                 )
 
     def _record(self, key: EvidenceKey) -> DraftRecord:
-        if key not in self._records and len(self._records) >= _MAX_RECORDS:
+        record = self._records.pop(key, None) or DraftRecord()
+        if len(self._records) >= _MAX_RECORDS:
             del self._records[next(iter(self._records))]
-        return self._records.setdefault(key, DraftRecord())
+        self._records[key] = record
+        return record
 
     def decision(self, tenant: str, target: str) -> Decision:
         decisions = self.decisions

@@ -46,3 +46,5 @@ def test_names_are_bounded() -> None:
     for number in range(2 * _MAX_NAMES):
         activity.ended(work("a", f"t{number}", tokens=1))
     assert len(activity.sums([])) == _MAX_NAMES
+    # Whoever still asks keeps the sums.
+    assert named(activity.sums([]))["a"][:2] == (0, 2 * _MAX_NAMES)

@@ -118,6 +118,15 @@ def test_a_router_that_is_alone_plans_on_its_own_evidence_and_new_tenants_begin_
     assert 0 < drawn < 100
 
 
+def test_measurements_are_kept_of_those_that_still_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider_controller.router.speculation.policy._MAX_RECORDS", 3)
+    policy = Policy(PolicyConfig())
+    for number in range(5):
+        seen(policy, "busy", 0.5)
+        seen(policy, f"t{number}", 0.5)
+    assert {key.tenant: found.rounds for key, found in policy.evidence().items()} == {"busy": 300, "t3": 60, "t4": 60}
+
+
 def test_alternatives_of_a_head_at_one_place_are_one_verified_token() -> None:
     policy = Policy(PolicyConfig())
     commit = sequence.Commit(token_ids=[1, 2], num_drafted=1, num_verified=1, num_accepted=1)
