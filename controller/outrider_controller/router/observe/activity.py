@@ -39,7 +39,7 @@ class Activity:
 
     def ended(self, work: Work) -> None:
         for name in work.names:
-            found = self._ended[name] = self._ended.pop(name, None) or _nothing(name)
+            found = self._ended[name] = self._ended.pop(name, _nothing(name))
             found.num_ended += 1
             _add(found, work)
         while len(self._ended) > _MAX_NAMES:
