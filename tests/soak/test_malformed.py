@@ -41,7 +41,9 @@ async def gateway(tiny: Path, *limits: str) -> AsyncIterator[tuple[Process, str,
     router = ScriptedRouter(answer_anything)
     async with routing(router) as address:
         options = ("--router", address, "--max-body-bytes", str(1 << 20))
-        async with process("--listen-http", "127.0.0.1:0", *options, *limits) as child:
+        async with process(
+            "--listen-http", "127.0.0.1:0", *options, *limits, module="tests.soak.unpaced_gateway"
+        ) as child:
             assert child.stderr is not None
             message = ""
             while not message.startswith("serving gRPC on"):

@@ -24,10 +24,12 @@ CANARY = "canary-7f3a"
 
 
 @asynccontextmanager
-async def process(*arguments: str, under: Sequence[str] = ()) -> AsyncIterator[Process]:
+async def process(
+    *arguments: str, under: Sequence[str] = (), module: str = "outrider.gateway"
+) -> AsyncIterator[Process]:
     """`under` comes before the command: a program that runs it."""
     flags = ("--listen-grpc", "127.0.0.1:0", "--log-format", "json", *arguments)
-    child = await asyncio.create_subprocess_exec(*under, sys.executable, "-m", "outrider.gateway", *flags, stderr=PIPE)
+    child = await asyncio.create_subprocess_exec(*under, sys.executable, "-m", module, *flags, stderr=PIPE)
     try:
         yield child
     finally:
