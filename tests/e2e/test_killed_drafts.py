@@ -25,6 +25,7 @@ from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.cli.up.stack import Stack, unamended
 from outrider_controller.cli.up.stack_config import StackConfig, StackPlan
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from benchmarks.support.asking import make_request
 from tests.simulation.planted import Planted
@@ -37,6 +38,8 @@ _LAYERS = 6
 """EAGLE-3 reads three of them."""
 _TEXTS, _TOKENS = 40, 96
 _BEGUN_TOKENS = 4
+_BUSY = 8
+"""Sequences that a worker runs when it is killed, at the least."""
 _ASCII = range(3, 97)
 """Tokens that a text says as they are: a prediction of it is the answer."""
 _LOOKUPS = ("ngram", "suffix", "prediction")
@@ -134,9 +137,9 @@ async def answers(
     stack: Stack, more: dict[str, Any], before: list[GatewayAnswer] | None = None, kill: Sequence[str] = ()
 ) -> list[GatewayAnswer]:
     """To forty prompts in each mode, all at once. `before`: the plain answers; without them nothing is drafted. `kill`:
-    these processes, when a third of the answers have begun."""
+    each of these processes once it is busy."""
     asked = [(f"Tell me story {number}.", options) for options in MODES.values() for number in range(_TEXTS)]
-    lengths, doomed = [0] * len(asked), list(kill)
+    lengths = [0] * len(asked)
 
     async def answer(number: int) -> GatewayAnswer:
         prompt, options = asked[number]
@@ -147,25 +150,45 @@ async def answers(
 
     def arrived(number: int, chunk: generation_pb2.StreamGenerateResponse) -> None:
         lengths[number] += len(chunk.token_ids)
-        # Not of those that have not ended: a busy machine's client reads whole answers at once.
-        if sum(length >= _BEGUN_TOKENS for length in lengths) >= _TEXTS:
-            while doomed:
-                killed(stack, doomed.pop())
+
+    def killed_at_work() -> None:
+        alive = {name: generated(metrics(stack, name)) for name in kill}
+        while alive:
+            assert sum(lengths) < len(asked) * _TOKENS, f"never busy: {alive}"
+            for name, before in [*alive.items()]:
+                if is_busy(metrics(stack, name), before):
+                    killed(stack, name)
+                    del alive[name]
 
     async with Gateway(stack.gateway_grpc) as gateway:
-        answered = await asyncio.gather(*map(answer, range(len(asked))))
-    assert not doomed
+        # From a thread: the event loop reads what the workers said a while ago.
+        *answered, _ = await asyncio.gather(*map(answer, range(len(asked))), asyncio.to_thread(killed_at_work))
     return answered
+
+
+def metrics(stack: Stack, worker: str) -> list[Sample]:
+    with urlopen(f"http://{stack.ops[worker]}/metrics") as page:
+        families = text_string_to_metric_families(page.read().decode())
+    return [sample for family in families for sample in family.samples]
+
+
+def is_busy(found: list[Sample], before: float | None) -> bool:
+    """It runs sequences, and a target has committed tokens of as many since it had generated as many as `before`."""
+    [running] = [sample.value for sample in found if sample.name.endswith("_num_requests_running")]
+    begun = before is None or (generated(found) or 0) - before >= _BUSY * _BEGUN_TOKENS
+    return running >= _BUSY and begun
+
+
+def generated(found: list[Sample]) -> float | None:
+    """Tokens; None of a draft worker."""
+    return next((sample.value for sample in found if sample.name == "outrider_generation_tokens_total"), None)
 
 
 def drafted_by(stack: Stack) -> set[str]:
     """What has drafted for the target that was not killed."""
     last = f"target-{stack.config.targets - 1}"
-    with urlopen(f"http://{stack.ops[last]}/metrics") as page:
-        families = text_string_to_metric_families(page.read().decode())
-    samples = [sample for family in families for sample in family.samples]
     name = "outrider_source_drafted_tokens_total"
-    return {sample.labels["source"] for sample in samples if sample.name == name and sample.value}
+    return {sample.labels["source"] for sample in metrics(stack, last) if sample.name == name and sample.value}
 
 
 def token_ids(answered: list[GatewayAnswer]) -> list[list[int]]:
