@@ -46,11 +46,11 @@ def test_the_report_is_written_after_each_step_with_what_an_ended_one_has_measur
     monkeypatch.setattr(gpu_day, "_SHORTEST_S", 0.0)
     monkeypatch.setattr(gpu_day, "no_gpu", lambda: "")
     monkeypatch.setattr(gpu_day, "_machine", lambda: "a card")
-    part = f"import json, time; json.dump({{'steps': [{{'step_ms': 5.5}}]}}, open({str(tmp_path / 'a.json')!r}, 'w'))"
-    slow = replace(python(f"{part}; print('half', flush=True); time.sleep(600)"), name="slow", figures="a", share=0.9)
-    seen = f"import shutil; shutil.copy({str(tmp_path / 'report.md')!r}, {str(tmp_path / 'then.md')!r})"
-    monkeypatch.setattr(gpu_day, "steps", lambda out, files: [slow, replace(python(seen), share=1.0)])
-    gpu_day.main(["--out", str(tmp_path), "--pack", str(tmp_path / "none"), "--hours", str(20 / 3600)])
+    part = f"echo '{json.dumps({'steps': [{'step_ms': 5.5}]})}' > {tmp_path}/a.json; echo half; sleep 600"
+    slow = Step("slow", lambda seconds: ["sh", "-c", part], 0.9, figures="a")
+    seen = Step("seen", lambda seconds: ["cp", str(tmp_path / "report.md"), str(tmp_path / "then.md")], 1.0)
+    monkeypatch.setattr(gpu_day, "steps", lambda out, files: [slow, seen])
+    gpu_day.main(["--out", str(tmp_path), "--pack", str(tmp_path / "none"), "--hours", str(2 / 3600)])
     then = (tmp_path / "then.md").read_text()
     assert "| slow | failed: not done after" in then and "half" in then and "| a | 5.5 |" in then
 
