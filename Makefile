@@ -15,7 +15,7 @@ TORCH_INDEX ?=
 $(VENV)/.ready: pyproject.toml hatch_build.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[engine,gateway,controller,embedded,quantization,structured,otel,loadtest,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[engine,gateway,controller,embedded,structured,otel,loadtest,dev]"
 	touch $@
 
 $(VENV)/.proto: $(VENV)/.ready $(wildcard proto/outrider/rpc/v1/*.proto)
