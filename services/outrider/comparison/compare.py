@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider.comparison.loaded import CompareConfig, Loaded, Parts, Report, load
 from outrider.comparison.places import MeasuredDrafts, Placeable, Rounds
 from outrider.comparison.step_line import StepLine, measure_steps, quiet_clock
+from outrider.comparison.texts import grown
 from outrider.engine import Engine, Row
 from outrider.heads import HeadDrafts
 from outrider.sim.engine import Guess, KnownEngine
@@ -223,20 +224,21 @@ class KnownTexts:
 
     def __init__(self, texts: Sequence[Sequence[int]], states: Sequence[Tensor] = ()) -> None:
         """states: of each text, [tokens, layers · width]; none where no head reads them."""
-        self._texts = texts
         self._states = states
         self._places: dict[int, tuple[int, int]] = {}
         """Hash of a beginning → (text, its length)."""
+        self._following: dict[int, int] = {}
+        """The same → the token after it, if a text goes on."""
         for number, text in enumerate(texts):
             beginning = 0
             for length, token in enumerate(text, 1):
+                self._following.setdefault(beginning, token)
                 beginning = grown(beginning, token)
                 self._places.setdefault(beginning, (number, length))
 
     def token_after(self, beginning: int) -> int:
         """0 where no text goes on."""
-        number, length = self._places.get(beginning, (0, len(self._texts[0])))
-        return self._texts[number][length] if length < len(self._texts[number]) else 0
+        return self._following.get(beginning, 0)
 
     def states_at(self, beginnings: Sequence[int]) -> Tensor:
         """[beginnings, layers · width], of the last token of each; zeros for what is in no text."""
@@ -245,11 +247,6 @@ class KnownTexts:
             if (place := self._places.get(beginning)) is not None:
                 found[row] = self._states[place[0]][place[1] - 1]
         return found
-
-
-def grown(beginning: int, token: int) -> int:
-    """The hash of a beginning with one more token; that of nothing is 0."""
-    return hash((beginning, token))
 
 
 class ReplayEngine(KnownEngine):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.comparison.step_line import Clock
-from outrider.comparison.texts import Question, Text, kept_back, make_texts
+from outrider.comparison.texts import Question, Text, kept_back, make_texts, told_apart
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import load_drafter
 from outrider.drafting.source import KINDS, DraftSource, make_sources
@@ -180,7 +180,9 @@ def load(config: CompareConfig, report: Report) -> Loaded:
     else:
         tokenizer, kept = load_tokenizer(target), config.kept / weights_revision(target)
         texts = make_texts(engine, tokenizer, config.questions, config.max_new_tokens, kept, report)
-    return Loaded(config, engine, drafts, texts)
+    if left_out := len(texts) - len(compared := told_apart(texts)):
+        report(f"leaves out {left_out} of {len(texts)} answers: to each prompt one is compared")
+    return Loaded(config, engine, drafts, compared)
 
 
 def _read(engine: Engine, text: Text, taps: tuple[int, ...]) -> tuple[Tensor, int]:

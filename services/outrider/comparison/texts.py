@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,24 @@ def make_texts(
     predictions = [_ids(tokenizer, question.prediction) for question in questions]
     parts = zip(questions, prompts, answers, predictions, strict=True)
     return [Text(question.category, *of_it) for question, *of_it in parts]
+
+
+def told_apart(texts: Sequence[Text]) -> list[Text]:
+    """Without the answers that go on otherwise than one to the same prompt before them: a replay has nothing but a
+    beginning to know a text by."""
+    found, following = [], dict[int, int]()
+    for text in texts:
+        after = list(zip(itertools.accumulate(text.tokens, grown, initial=0), text.tokens, strict=False))
+        if all(following.get(beginning, token) == token for beginning, token in after[len(text.prompt) :]):
+            found.append(text)
+            for beginning, token in after:
+                following.setdefault(beginning, token)
+    return found
+
+
+def grown(beginning: int, token: int) -> int:
+    """The hash of a beginning with one more token; that of nothing is 0."""
+    return hash((beginning, token))
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from outrider.comparison.texts import kept_back
+from outrider.comparison.compare import KnownTexts
+from outrider.comparison.texts import Text, grown, kept_back, told_apart
 from outrider.engine import EngineConfig, tokenizer_fingerprint
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.loader import load_engine
@@ -124,6 +125,28 @@ def test_what_a_distillation_kept_back_of_recorded_requests_is_compared(
     assert found["drafts"][0]["all"]["tokens_per_round"] == 1.0
     assert run([*command, str(tmp_path)]) == ExitCode.ERROR
     assert "no corpus of outrider distill" in capsys.readouterr().err
+
+
+def test_of_several_answers_to_one_prompt_one_is_compared_and_not_counted_for_the_others(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "abcdefghijklmnopqrstuvwxyz"
+    samples = [{"prompt": "x", "answer": said[n:] + said[:n].upper()} for n in range(0, 24, 8)]
+    file = lines(tmp_path / "samples.jsonl", *samples, samples[0])
+    command = ["compare", "drafts", "suffix", "--target-model", str(tiny), "--samples", str(file), "-o", "json"]
+    assert run(command) == ExitCode.OK
+    out, err = capsys.readouterr()
+    # Only the answer that comes again is known: 26 letters, and an end.
+    assert json.loads(out)["drafts"][0]["all"]["tokens_per_round"] < 2.01
+    assert "leaves out 2 of 4 answers" in err
+
+
+def test_a_replay_goes_on_with_the_longer_of_two_texts_and_with_the_first_of_two_that_differ() -> None:
+    both = [Text("all", [1], [2, 3], []), Text("all", [1], [2, 3, 4], [])]
+    others = [Text("all", [1], [2, 5], []), Text("all", [1, 2], [5], []), Text("all", [1, 2, 5], [6], [])]
+    assert told_apart([*both, *others]) == [*both, others[2]]
+    beginning = grown(grown(grown(0, 1), 2), 3)
+    assert KnownTexts([text.tokens for text in both]).token_after(beginning) == 4
 
 
 @pytest.mark.parametrize(
