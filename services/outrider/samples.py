@@ -60,8 +60,8 @@ class SampleStore:
     max_days: float = MAX_DAYS
     wall_clock: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
-    _doubted_s: tuple[float, float] | None = None
-    """What both clocks said when the wall clock was first doubted."""
+    _seen_s: tuple[float, float] | None = None
+    """What both clocks said when the volume was looked at."""
     _unseen_bytes: int = 0
     """Written since the volume was looked at."""
     _pruned_s: float = 0.0
@@ -222,23 +222,20 @@ class SampleStore:
 
     def _believed_s(self) -> float:
         """The time by which records are too old. A wall clock that has jumped by more than a day since the volume was
-        looked at is believed once it has gone on from there for a day; until then it is the time of that look."""
+        looked at is trusted once it has gone on from there for a day; until then it is the time of that look."""
         wall_s, running_s = self.wall_clock(), self.clock()
+        jumped = self._seen_s and abs((wall_s - self._seen_s[0]) - (running_s - self._seen_s[1])) > _DAY_S
+        self._seen_s = wall_s, running_s
         with self._locked("looked", fcntl.LOCK_EX) as file:
             file.seek(0)
-            looked_s = float(file.read() or wall_s)
-            if abs(wall_s - looked_s) > _DAY_S:
-                first_s = self._doubted_s or (wall_s, running_s)
-                if abs((wall_s - first_s[0]) - (running_s - first_s[1])) > _PRUNE_EVERY_S:
-                    # Another jump.
-                    first_s = wall_s, running_s
-                self._doubted_s = first_s
-                if running_s - first_s[1] < _DAY_S:
-                    return looked_s
-            self._doubted_s = None
+            # The second of them only in doubt: since when. Kept there, as a process may end before a day is over.
+            looked_s, doubted_s, *_ = (*map(float, file.read().split()), wall_s, wall_s)
+            if jumped or wall_s < doubted_s:
+                doubted_s = wall_s
+            trusted = abs(wall_s - looked_s) <= _DAY_S or wall_s - doubted_s >= _DAY_S
             file.truncate(0)
-            file.write(b"%d" % wall_s)
-        return wall_s
+            file.write(b"%d" % wall_s if trusted else b"%d %d" % (looked_s, doubted_s))
+        return wall_s if trusted else looked_s
 
 
 def _unless_gone(function: object, path: str, raised: tuple[type[BaseException], BaseException, object]) -> None:

@@ -240,6 +240,31 @@ def test_time_that_passes_removes_what_is_old_also_where_nobody_looks_for_days(t
     assert store.count("a") == 0
 
 
+@pytest.mark.parametrize("restarts", [True, False])
+def test_what_is_old_goes_also_on_a_machine_that_is_off_or_asleep_at_night_and_at_weekends(
+    tmp_path: Path, restarts: bool
+) -> None:
+    hour, wall, running = 3600.0, [1e9], [0.0]
+
+    def started() -> SampleStore:
+        return SampleStore(tmp_path, wall_clock=lambda: wall[0], clock=lambda: running[0])
+
+    store, days = started(), 0
+    store.write("a", 0.1, {"n": 1})
+    for path in tmp_path.rglob("0*"):
+        os.utime(path, (1e9, 1e9))
+    while store.count("a"):
+        for _ in range(0 if days % 7 >= 5 else 8):
+            store.prune()
+            wall[0], running[0] = wall[0] + hour, running[0] + hour
+        days += 1
+        wall[0] = 1e9 + 24 * hour * days
+        assert days < 40
+        if restarts:
+            store, running[0] = started(), 0.0
+    assert days > 30
+
+
 def test_whoever_reads_meanwhile_finds_whole_records_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, found, opened = SampleStore(tmp_path, wall_clock=lambda: 1e9), list[Any](), os.open
 
