@@ -27,7 +27,7 @@ from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.head_student import KINDS, HeadLearner, taps_of, taps_of_start
 from outrider.training.loop import Learner, LoopConfig, Training
 from outrider.training.plain_student import PlainLearner
-from outrider.training.shards import KEPT_BACK, Corpus, Sample
+from outrider.training.shards import KEPT_BACK, Corpus, Sample, claim
 from outrider.training.student import ModelLearner, StudentConfig, commonest_tokens
 
 # What the finished draft is measured on: at most so many prompts, each answered with so many tokens.
@@ -277,6 +277,7 @@ def _write(config: DistillConfig, target: Path, progress: Progress) -> None:
     blocks = config.corpus.concurrency * -(-config.corpus.max_len // 16)
     engine = load_engine(target, EngineConfig(num_blocks=blocks, prefix_cache=False, device=config.device))
     check_teacher(engine, read_head(target), target)
+    claim(config.work, weights_revision(target))
     tokenizer = load_tokenizer(target)
     report = lambda done, total: progress("corpus", done, total, "")  # noqa: E731
     write_corpus(engine, tokenizer, config.work, corpus, report, config.cipher)

@@ -98,6 +98,17 @@ class Corpus:
             yield from read_corpus(shard, self._cipher)
 
 
+def claim(directory: Path, revision: str) -> None:
+    """Makes the directory of a corpus, with the revision of its target. Raises CheckpointError where another target's
+    states are: they would be learnt as this one's."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = directory / "target"
+    if not file.is_file():
+        write_private(file, revision.encode(), None)
+    elif file.read_text() != revision:
+        raise CheckpointError(str(directory), f"a corpus of another target, {file.read_text()}; delete it")
+
+
 def list_shards(directory: Path) -> list[Path]:
     return sorted(directory.glob("shard_*.safetensors"))
 

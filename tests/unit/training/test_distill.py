@@ -239,6 +239,13 @@ def test_training_goes_on_from_its_checkpoint_and_only_from_one_of_the_same_stud
     assert learned[0] < 4_000
 
 
+def test_a_corpus_of_another_target_is_refused(target: Path, tmp_path: Path) -> None:
+    run(distill(target, tmp_path, 1), lambda *_: None)
+    other = tiny_checkpoint(tmp_path / "other", layers=3, max_context_len=1024, seed=1)
+    with pytest.raises(CheckpointError, match="a corpus of another target"):
+        run(distill(other, tmp_path, 1), lambda *_: None)
+
+
 @pytest.mark.parametrize(
     "kind", [pytest.param("mtp", marks=pytest.mark.slow), pytest.param("eagle3", marks=pytest.mark.slow), "medusa"]
 )
