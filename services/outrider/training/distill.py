@@ -148,7 +148,8 @@ def _learn(
     learner, revision = _learner(config, target, token_map), weights_revision(target)
     student = _plain(asdict(config.student))
     same = [KEPT_BACK, learner.kind, revision, config.start, config.student_model, student, token_map.tolist()]
-    training = Training(learner, _loop(config), config.work / f"training-{learner.kind}.pt", same, config.cipher)
+    file = config.work / f"training-{learner.kind}.pt"
+    training = Training(learner, _loop(config), file, same, corpus.num_tokens, config.cipher)
     training.run(corpus, lambda done, total, note: progress("train", done, total, note))
     measured: dict[str, Any] = {
         "held_out_loss": round(training.evaluate(corpus.held_out).mean_loss, 4),

@@ -69,9 +69,16 @@ class Training:
     """A learner, its optimizer, and how far they are."""
 
     def __init__(
-        self, learner: Learner, config: LoopConfig, checkpoint: Path, same: Any, cipher: Cipher | None = None
+        self,
+        learner: Learner,
+        config: LoopConfig,
+        checkpoint: Path,
+        same: Any,
+        corpus_tokens: int = 0,
+        cipher: Cipher | None = None,
     ) -> None:
-        """`same`: what must be equal for an earlier checkpoint to be gone on from; any JSON."""
+        """`same`: what must be equal for an earlier checkpoint to be gone on from; any JSON. `corpus_tokens`: of what
+        it will learn from; where it is more than at the end of an earlier training, another one begins."""
         self.steps = self.learned = 0
         self._began_s = time.monotonic()
         self._learner = learner
@@ -81,7 +88,7 @@ class Training:
             {"params": [p for p in learner.learnable if p.dim() != 2], "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95))
-        self._file, self._cipher = checkpoint, cipher
+        self._file, self._cipher, self._corpus_tokens = checkpoint, cipher, corpus_tokens
         self._key = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
         self._go_on()
 
@@ -153,7 +160,8 @@ class Training:
         # Tensors and numbers only: nothing of it is run.
         data = io.BytesIO(read_private(self._file, self._cipher))
         stored = torch.load(data, weights_only=True, map_location="cpu")
-        if stored["key"] != self._key:
+        ended = stored["learned"] >= self._config.train_tokens
+        if stored["key"] != self._key or (ended and stored.get("corpus_tokens") != self._corpus_tokens):
             return
         with torch.no_grad():
             for ours, value in zip(self._learner.learnable, stored["learnable"], strict=True):
@@ -165,5 +173,6 @@ class Training:
         learnable = [p.detach().cpu() for p in self._learner.learnable]
         state = {"key": self._key, "learnable": learnable, "optimizer": self._optimizer.state_dict()}
         data = io.BytesIO()
-        torch.save({**state, "steps": self.steps, "learned": self.learned}, data)
+        done = {"steps": self.steps, "learned": self.learned, "corpus_tokens": self._corpus_tokens}
+        torch.save(state | done, data)
         write_private(self._file, data.getvalue(), self._cipher)

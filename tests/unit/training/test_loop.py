@@ -65,3 +65,16 @@ def test_a_training_that_has_a_time_ends_with_it_as_slowly_as_any(
     moved = [before - after for before, after in zip(learner.seen, learner.seen[1:], strict=False)]
     assert 100 < len(learner.seen) < 400
     assert moved[-1] < 0.06 * config.learning_rate < 0.9 * config.learning_rate < max(moved)
+
+
+def test_a_training_that_has_ended_begins_again_where_there_is_more_to_learn_from(tmp_path: Path) -> None:
+    config = LoopConfig(train_tokens=4 * TOKENS, batch_tokens=TOKENS)
+
+    def steps(corpus_tokens: int) -> int:
+        learner = Slope()
+        training = Training(learner, config, tmp_path / "kept", "", corpus_tokens)
+        training.run(cast(Corpus, Few()), lambda *_: None)
+        assert training.learned == config.train_tokens
+        return len(learner.seen)
+
+    assert [steps(corpus_tokens) for corpus_tokens in (100, 100, 200, 200)] == [4, 0, 4, 0]
