@@ -18,7 +18,7 @@ from typing import Any
 from outrider.sequence.key import Finish
 from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.calibration import Bin, Calibration, bin_at, bins_of
-from outrider.target.drafts.choice import DraftChoice, Pricing, StepRoom, take_drafts
+from outrider.target.drafts.choice import Pricing, StepRoom, take_drafts
 from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.row import StepRow
 from outrider.tree import ROOT, DraftTree, common_len
@@ -65,6 +65,13 @@ class ChainRow:
         assert self.tree is not None
         first = self.base_len - self.tree.base_len
         return self.tree.token_ids[first : first + self.num_ahead + self.count]
+
+    @property
+    def left(self) -> DraftTree:
+        """Those to verify."""
+        assert self.tree is not None
+        first = self.base_len - self.tree.base_len + self.num_ahead
+        return self.tree.part(first, first + self.count)
 
     @property
     def draft(self) -> DraftTree:
@@ -193,7 +200,8 @@ class DraftBook:
     ) -> list[ChainRow]:
         """The rows of which the next step verifies drafts. `own_sums`: what the drafts of the engine's own are worth,
         in whose place they would be."""
-        price, owns, chosen = self.row_price, self.calibration.owns, list[ChainRow]()
+        price, owns = self.row_price, self.calibration.owns
+        chosen, values_left = list[ChainRow](), list[list[float]]()
         for row in decoding:
             if (found := self._open.get(row.request_id)) is None:
                 continue
@@ -216,23 +224,14 @@ class DraftBook:
                 if own_sums and sum(values[1 + row.num_ahead :]) <= own_sums.get(row.request_id, 0.0):
                     continue
                 chosen.append(row)
+                values_left.append(values[1 + row.num_ahead :])
         if not room.holds([row.count for row in chosen]):
-            self._share(chosen, room)
+            # Of all rows' tokens those are left that are worth most.
+            taken = take_drafts([row.left for row in chosen], values_left, room, Pricing())
+            for row, draft in zip(chosen, taken, strict=True):
+                row.count = len(draft.token_ids)
             chosen = [row for row in chosen if row.count]
         return chosen
-
-    def _share(self, chosen: Sequence[ChainRow], room: StepRoom) -> None:
-        """Leaves those of all rows' tokens that are worth most."""
-        choices = []
-        for row in chosen:
-            tree, found, first = row.tree, self._open[row.request_id], row.base_len
-            assert tree is not None
-            first -= tree.base_len
-            left = tree.part(first, first + row.num_ahead + row.count)
-            choices.append(DraftChoice(left, found, self.calibration, row.num_ahead))
-        take_drafts(choices, room, Pricing(0.0, self.calibration))
-        for row, choice in zip(chosen, choices, strict=True):
-            row.count = len(choice.nodes) - row.num_ahead
 
     def committed(
         self, request_id: str, token_ids: Sequence[int], row: ChainRow | None, num_drafted: int, *, finished: bool

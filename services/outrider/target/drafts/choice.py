@@ -5,9 +5,7 @@ The most valuable of all sequences come first, as far as each is worth its row.
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -73,7 +71,7 @@ class Pricing:
         first = (node for node in range(len(tree)) if tree.parent(node) == ROOT)
         return max(self.calibration.usual(bin_at(tree, node, 1), drafts.fit) for node in first)
 
-    def offered(self, drafts: SequenceDrafts, depth: int) -> DraftTree | None:
+    def offered(self, drafts: SequenceDrafts, depth: int) -> DraftTree:
         """What may be verified of a sequence's drafts in the next step, at most so many positions.
 
         In ratio mode the chain of one source. It is chosen by what the source usually does, never by the token that it
@@ -83,92 +81,29 @@ class Pricing:
             tree = drafts.buffer.merged()
         else:
             tree = max(drafts.buffer.trees, key=lambda each: self.chance(drafts, each), default=None)
-        return None if tree is None else tree.upto(depth)
+        return DraftTree(len(drafts.tokens)) if tree is None else tree.upto(depth)
 
-
-@dataclass(slots=True)
-class DraftChoice:
-    """The tokens of one sequence that a step takes. A token is a candidate once its parent is taken."""
-
-    tree: DraftTree
-    drafts: SequenceDrafts
-    calibration: Calibration
-    num_ahead: int = 0
-    """Of a chain so many come first that a running step may commit: they are no part of this one."""
-    nodes: list[int] = field(init=False)
-    """Those taken, in order, after those ahead."""
-    depth: int = field(init=False)
-    """Of the longest path taken, with those ahead."""
-    values: list[float] = field(init=False)
-    """At node + 1: weight times the chance that the token and all before it are accepted; never more than before it."""
-    _depths: Sequence[int] = field(init=False)
-    _children: list[list[int]] | None = None
-
-    def __post_init__(self) -> None:
-        weight, self._depths = self.drafts.speculation.weight, self.tree.depths()
-        self.nodes, self.depth = [*range(self.num_ahead)], self.num_ahead
-        if self.tree.parents or self.tree.q:
-            self.values = self._tree_values(weight)
-        else:
-            self.values = [*accumulate(self.calibration.owns(self.tree, self.drafts.fit), mul, initial=weight)]
-
-    def _tree_values(self, weight: float) -> list[float]:
-        tree, fit, values, joint = self.tree, self.drafts.fit, [weight], [1.0]
-        known = set[tuple[int, str]]()
+    def values(self, drafts: SequenceDrafts, tree: DraftTree) -> list[float]:
+        """Of each node: weight times the chance that the token and all before it are accepted; never more than that of
+        its parent."""
+        weight, fit, calibration = drafts.speculation.weight, drafts.fit, self.calibration
+        if not (tree.parents or tree.q):
+            return [*accumulate(calibration.owns(tree, fit), mul, initial=weight)][1:]
+        values, joint, known = [weight], [1.0], set[tuple[int, str]]()
         for node, each in enumerate(bins_of(tree)):
             parent = tree.parent(node)
             # A source's alternatives to its own first choice are tried no more often than it thinks them right.
             explore = (parent, each.source) not in known
             known.add((parent, each.source))
-            own, usual = (find(each, fit, explore=explore) for find in (self.calibration.own, self.calibration.usual))
+            own, usual = (find(each, fit, explore=explore) for find in (calibration.own, calibration.usual))
             values.append(min(values[parent + 1], weight * joint[parent + 1] * usual))
             joint.append(joint[parent + 1] * own)
-        return values
-
-    def take_paying(self, price: float) -> int:
-        """Takes the tokens of a chain that are worth their rows, where there is room for all. Returns how many."""
-        if self.tree.parents:
-            return 0
-        # They never rise. Written so that NaN is worth nothing.
-        all_pay = self.values[-1] >= price
-        paying = len(self.values) - 1 if all_pay else sum(value >= price for value in self.values[1:])
-        before, self.depth = self.depth, max(self.depth, paying)
-        self.nodes += range(before, self.depth)
-        return self.depth - before
-
-    def take(self, node: int) -> None:
-        self.nodes.append(node)
-        self.depth = max(self.depth, self._depths[node])
-
-    def candidates(self) -> list[tuple[float, int]]:
-        """The tokens that follow the last one that was taken, or the root at first, each with its value."""
-        if self._children is None:
-            self._children = self.tree.children()
-        return [(self.values[child + 1], child) for child in self._children[self.nodes[-1] + 1 if self.nodes else 0]]
-
-    def may_take(self, node: int, max_branch_tokens: int) -> bool:
-        """Whether the step's engine, and the bound on tokens beyond one path, let it be taken too."""
-        count, depth = len(self.nodes) + 1, max(self.depth, self._depths[node])
-        return count == depth or (count - depth <= max_branch_tokens and count <= MAX_TREE_NODES)
-
-    @property
-    def num_left(self) -> int:
-        """Tokens that are not taken."""
-        return len(self.tree.token_ids) - len(self.nodes)
-
-    @property
-    def end(self) -> int:
-        """The position after as many tokens as are taken."""
-        return self.tree.base_len + len(self.nodes)
-
-    @property
-    def draft(self) -> DraftTree:
-        """The tokens taken."""
-        return self.tree if not (self.num_left or self.tree.parents) else self.tree.take(self.nodes)
+        return values[1:]
 
 
 def take_drafts(
-    choices: Sequence[DraftChoice],
+    trees: Sequence[DraftTree],
+    values: Sequence[Sequence[float]],
     room: StepRoom,
     pricing: Pricing,
     *,
@@ -176,35 +111,54 @@ def take_drafts(
     max_branch_tokens: int = 0,
     num_rows: int = 0,
     num_tokens: int = 0,
-) -> None:
-    """Takes tokens of all choices, the most valuable first, as long as one is worth its row or the row is free.
-
-    A token is a candidate once its parent is taken, and its value is never higher than its parent's. `num_rows` and
-    `num_tokens`: of the step without drafts.
+) -> list[DraftTree]:
+    """The part of each tree that a step verifies: the most valuable tokens of all, as long as one is worth its row or
+    the row is free. `values`: of each node, as Pricing has them; `num_rows` and `num_tokens`: of the step without
+    drafts.
     """
-    if room.holds([choice.num_left for choice in choices], keep_tokens):
+    price, depths = pricing.price, [tree.depths() for tree in trees]
+    taken, reached = [list[int]() for _ in trees], [0] * len(trees)
+
+    def take(numbers: Iterable[int], *, paying: bool) -> None:
+        """Takes those of these trees that are worth their rows, or those that are not, as long as a row is free."""
+        nonlocal num_tokens
+        nodes = [
+            (-value, number, node)
+            for number in numbers
+            for node, value in enumerate(values[number])
+            if (value >= price) is paying
+        ]
+        # A parent is worth as much as its child at least, and comes before it.
+        for _, number, node in sorted(nodes):
+            if not (paying or pricing.num_free(num_rows, num_tokens)):
+                return
+            tree, before = trees[number], taken[number]
+            if (parent := tree.parent(node)) != ROOT and parent not in before:
+                continue
+            count, depth = len(before) + 1, max(reached[number], depths[number][node])
+            num_beside = count - depth
+            if num_beside and (num_beside > max_branch_tokens or count > MAX_TREE_NODES):
+                continue
+            if room.fit(start := tree.base_len + len(before), 1, keep_tokens):
+                room.take(start, 1)
+                num_tokens += 1
+                before.append(node)
+                reached[number] = depth
+
+    if room.holds([len(tree.token_ids) for tree in trees], keep_tokens):
         # Nobody takes another's room, so the order of those that pay does not matter.
-        for choice in choices:
-            start, count = choice.end, choice.take_paying(pricing.price)
-            room.take(start, count)
-            num_tokens += count
-    order = itertools.count()
-    waiting = [
-        (-value, next(order), number, node)
-        for number, choice in enumerate(choices)
-        if choice.num_left
-        for value, node in choice.candidates()
-    ]
-    heapq.heapify(waiting)
-    while waiting:
-        least, _, number, node = heapq.heappop(waiting)
-        if not (-least >= pricing.price or pricing.num_free(num_rows, num_tokens)):
-            break
-        choice = choices[number]
-        if not (choice.may_take(node, max_branch_tokens) and room.fit(choice.end, 1, keep_tokens)):
-            continue
-        room.take(choice.end, 1)
-        num_tokens += 1
-        choice.take(node)
-        for value, child in choice.candidates():
-            heapq.heappush(waiting, (-value, next(order), number, child))
+        for number, (tree, own) in enumerate(zip(trees, values, strict=True)):
+            if tree.parents:
+                take([number], paying=True)
+            else:
+                # They never rise. Written so that NaN is worth nothing.
+                count = len(own) if own[-1] >= price else sum(value >= price for value in own)
+                taken[number], reached[number] = [*range(count)], count
+                room.take(tree.base_len, count)
+                num_tokens += count
+    else:
+        take(range(len(trees)), paying=True)
+    if pricing.num_free(num_rows, num_tokens):
+        take(range(len(trees)), paying=False)
+    pairs = zip(trees, taken, strict=True)
+    return [tree.take(nodes) if tree.parents else tree.upto(len(nodes)) for tree, nodes in pairs]

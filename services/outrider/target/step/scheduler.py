@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.target.drafts.choice import DraftChoice, Pricing, StepRoom, blocks_for, take_drafts
+from outrider.target.drafts.choice import Pricing, StepRoom, blocks_for, take_drafts
 from outrider.target.requests.row import StepRow
 from outrider.target.step.sequence import TargetSequence
 
@@ -150,24 +150,21 @@ def _decode(decoding: list[TargetSequence], room: StepRoom) -> list[TargetRow] |
 
 
 def _add_drafts(rows: list[TargetRow], room: StepRoom, keep_tokens: int, pricing: Pricing, batching: Batching) -> None:
-    choices, num_tokens = list[tuple[TargetRow, DraftChoice]](), 0
     for row in rows:
-        num_tokens += row.num_tokens
-        if (tree := pricing.offered(row.sequence.drafts, row.sequence.max_depth)) is None:
-            row.drop_draft()
-        else:
-            choices.append((row, DraftChoice(tree, row.sequence.drafts, pricing.calibration)))
-    take_drafts(
-        [choice for _, choice in choices],
+        row.draft = pricing.offered(row.sequence.drafts, row.sequence.max_depth)
+    drafted = [row for row in rows if row.draft.token_ids]
+    taken = take_drafts(
+        [row.draft for row in drafted],
+        [pricing.values(row.sequence.drafts, row.draft) for row in drafted],
         room,
         pricing,
         keep_tokens=keep_tokens,
         max_branch_tokens=batching.max_branch_tokens,
         num_rows=len(rows),
-        num_tokens=num_tokens,
+        num_tokens=sum(row.num_tokens for row in rows),
     )
-    for row, choice in choices:
-        row.draft = choice.draft
+    for row, draft in zip(drafted, taken, strict=True):
+        row.draft = draft
 
 
 def _prefill(prefilling: list[TargetSequence], room: StepRoom) -> list[TargetRow]:
