@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 from outrider.protocol.rounds import SourceTokens
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.choice import StepRoom
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests.row import places_of, tokens_by_source
+from outrider.target.requests.row import StepRow
 from outrider.tree import DraftTree
 from outrider.vllm.drafts import ChainRow, DraftBook
 
@@ -48,6 +49,13 @@ def committed(
     return drafts.committed("a", fresh, chain, len(verified), finished=finished)
 
 
+def filled(result: ChainRow, fresh: list[int]) -> StepRow[None]:
+    row = StepRow(sequence=None, key=SequenceKey(0, 1), base_len=result.base_len)
+    result.fill(row, fresh, Finish.NONE)
+    row.count_sources(row.verified)
+    return row
+
+
 def test_a_step_verifies_what_is_buffered_up_to_the_cap_and_the_requests_own_room() -> None:
     drafts = book()
     of(drafts).offer(DraftTree(3, (4, 5, 6, 7, 8, 9)))
@@ -81,12 +89,12 @@ def test_what_is_looked_up_and_what_a_draft_worker_sends_are_one_tree() -> None:
     verified = chosen(drafts)
     assert verified == [4, 6, 7]
     result = committed(drafts, of(drafts).tokens, verified, [4, 6, 9])
-    accepted = range(result.num_accepted)
-    assert tokens_by_source(result.draft, accepted, range(result.num_verified)) == [
+    row = filled(result, [4, 6, 9])
+    assert row.sources == [
         SourceTokens("model", False, 1, 1, 1),
         SourceTokens("ngram", True, 2, 2, 1),
     ]
-    assert places_of(result.draft, accepted) == [0, 1, 1]
+    assert row.token_sources == [0, 1, 1]
     assert (result.num_accepted, result.draft.token_ids[2:], result.draft.last_serial) == (2, (7,), 1)
 
 
@@ -151,7 +159,7 @@ def test_the_engines_own_drafts_are_judged_by_what_was_accepted_of_them() -> Non
         chain = drafts.own_chain("a", "eagle3", [-1] * 4, fresh, 1)
         found = drafts.committed("a", fresh, chain, 4, finished=False)
         assert (len(found.draft), found.num_accepted, found.num_verified) == (4, 1, 2)
-        assert tokens_by_source(found.draft, range(1), range(2)) == [SourceTokens("eagle3", True, 4, 2, 1)]
+        assert filled(found, fresh).sources == [SourceTokens("eagle3", True, 4, 2, 1)]
     assert sum(drafts.own_values("a", "eagle3", 4)) < before
     tokens += [9, 2]
     ended = drafts.committed("a", [9, 2], drafts.own_chain("a", "eagle3", [-1] * 4, [9, 2], 4), 4, finished=True)

@@ -1,7 +1,4 @@
-"""One sequence's part of a step: planned, drafted, verified, committed. Each stage fills in its fields.
-
-Below: which source proposed its drafted tokens, and what verification made of each source's.
-"""
+"""One sequence's part of a step: planned, drafted, verified, committed. Each stage fills in its fields."""
 
 from __future__ import annotations
 
@@ -126,60 +123,51 @@ class StepRow(Candidate, Generic[S]):
         return sum(map(self.draft.seconds_of, self.accepted))
 
     @property
+    def verified(self) -> Sequence[int]:
+        """The nodes that were verified: at each position, all that follow the accepted one before."""
+        if not self.draft.parents:
+            return range(min(self.num_verified, len(self.draft.token_ids)))
+        children = self.draft.children()
+        return [node for parent in [ROOT, *self.accepted][: self.num_verified] for node in children[parent + 1]]
+
+    def count_sources(self, verified: Sequence[int]) -> None:
+        """Fills in its sources, of which these nodes were verified."""
+        draft = self.draft
+        if not draft.token_ids:
+            return
+        if not draft.origins:
+            # Most drafts are one source's.
+            own = not draft.serial
+            totals = len(draft.token_ids), len(verified), len(self.accepted), to_us(draft.seconds) if own else 0
+            self.sources = [SourceTokens(draft.source, own, *totals)]
+            return
+        sources = _sources(draft)
+        of_verified = [sources[node] for node in verified]
+        accepted = [sources[node] for node in self.accepted]
+        self.sources = [
+            SourceTokens(
+                *one, sources.count(one), of_verified.count(one), accepted.count(one), _own_us(draft, sources, one)
+            )
+            for one in dict.fromkeys(sources)
+        ]
+
+    @property
+    def _shown(self) -> list[int]:
+        """The nodes that a commit tells of: the accepted ones, then the others of the longest path."""
+        return [*self.accepted, *self.draft.longest()[len(self.accepted) :]]
+
+    @property
     def token_sources(self) -> list[int]:
-        """For each accepted token, then for each rejected one: the place of its source in `sources`."""
-        return places_of(self.draft, self.accepted)
+        """For each token that a commit tells of, the place of its source in `sources`."""
+        sources = _sources(self.draft)
+        names = list(dict.fromkeys(sources))
+        return [names.index(sources[node]) for node in self._shown]
 
     @property
     def chances(self) -> bytes:
         """For the same tokens: the chance that the source gave each, in 255ths."""
-        return chances_of(self.draft, self.accepted)
-
-
-def verified_nodes(draft: DraftTree, path: Sequence[int], num_verified: int) -> Sequence[int]:
-    """The nodes that were verified: at each position, all that follow the accepted one before."""
-    if not draft.parents:
-        return range(min(num_verified, len(draft.token_ids)))
-    children = draft.children()
-    return [node for parent in [ROOT, *path][:num_verified] for node in children[parent + 1]]
-
-
-def tokens_by_source(draft: DraftTree, path: Sequence[int], verified: Sequence[int]) -> list[SourceTokens]:
-    """The counts of each source. `path`: the accepted nodes; `verified`: as `verified_nodes` finds them."""
-    if not draft.token_ids:
-        return []
-    if not draft.origins:
-        # Most drafts are one source's.
-        own = not draft.serial
-        totals = len(draft.token_ids), len(verified), len(path), to_us(draft.seconds) if own else 0
-        return [SourceTokens(draft.source, own, *totals)]
-    sources = _sources(draft)
-    of_verified = [sources[node] for node in verified]
-    accepted = [sources[node] for node in path]
-    return [
-        SourceTokens(
-            *one, sources.count(one), of_verified.count(one), accepted.count(one), _own_us(draft, sources, one)
-        )
-        for one in dict.fromkeys(sources)
-    ]
-
-
-def places_of(draft: DraftTree, path: Sequence[int]) -> list[int]:
-    """The place among those counts of each token that a commit tells of: the accepted ones, then the others of the
-    longest path."""
-    sources = _sources(draft)
-    names = list(dict.fromkeys(sources))
-    return [names.index(sources[node]) for node in _shown(draft, path)]
-
-
-def chances_of(draft: DraftTree, path: Sequence[int]) -> bytes:
-    """The chance of each token that a commit tells of, in the same order, in 255ths."""
-    claims = draft.claims()
-    return bytes(min(255, round(255 * claims[node])) for node in _shown(draft, path))
-
-
-def _shown(draft: DraftTree, path: Sequence[int]) -> list[int]:
-    return [*path, *draft.longest()[len(path) :]]
+        claims = self.draft.claims()
+        return bytes(min(255, round(255 * claims[node])) for node in self._shown)
 
 
 def _own_us(draft: DraftTree, sources: Sequence[tuple[str, bool]], source: tuple[str, bool]) -> int:

@@ -21,7 +21,7 @@ from outrider.target.requests import events
 from outrider.target.requests.events import Event
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport, TargetStats
-from outrider.target.requests.row import StepRow, tokens_by_source, verified_nodes
+from outrider.target.requests.row import StepRow
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting
 from outrider.target.step.port import EnginePort, S
@@ -116,7 +116,7 @@ class TargetWorker(Generic[S]):
 
     def _commit(self, row: StepRow[S]) -> None:
         sequence = row.sequence
-        verified = verified_nodes(row.draft, row.accepted, row.num_verified)
+        verified = row.verified
         if self.engine.capabilities.plans_ahead:
             self._drafts.follow(row.key, row.base_len, row.token_ids)
         else:
@@ -124,7 +124,7 @@ class TargetWorker(Generic[S]):
             self._drafts.commit(row)
         row.times = sequence.timer.take()
         row.logprobs = sequence.spec.asked_logprobs(row.top)
-        row.sources = tokens_by_source(row.draft, row.accepted, verified)
+        row.count_sources(verified)
         self._report.commits.append(row)
         self._accounting.committed(row)
 

@@ -31,7 +31,7 @@ from outrider.target.drafts.drafts import Drafts
 from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.report import TargetReport
-from outrider.target.requests.row import StepRow, tokens_by_source
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer, Times
 from outrider.vllm.drafts import NOTHING, ChainRow, DraftBook
 from outrider.vllm.scheduler import StepFacts
@@ -218,7 +218,7 @@ def _filled(report: TargetReport, commits: Iterable[tuple[Any, ...]]) -> TargetR
     for key, base_len, fresh, finish, verified, times, num_cached in commits:
         row = StepRow(sequence=None, key=key, base_len=base_len, times=times or Times(), num_cached_tokens=num_cached)
         verified.fill(row, fresh, finish or Finish.NONE)
-        row.sources = tokens_by_source(row.draft, row.accepted, range(row.num_verified))
+        row.count_sources(row.verified)
         report.commits.append(row)
     return report
 

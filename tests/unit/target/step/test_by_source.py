@@ -13,7 +13,7 @@ from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.sequence.speculation import Speculation
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.report import TargetReport, TargetStats
-from outrider.target.requests.row import StepRow, chances_of, places_of, tokens_by_source, verified_nodes
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.wire import response_of
 from outrider.tree import DraftTree
 from prometheus_client import CollectorRegistry
@@ -24,19 +24,25 @@ POOL = DraftTree(10, (5, 6, 7), chances=(0.9, 0.9, 0.1), source="model", serial=
 LOOKUP = DraftTree(10, (5, 8), chances=(0.5, 0.5), source="ngram")
 
 
+def counted(draft: DraftTree, accepted: list[int], num_verified: int = 0) -> StepRow[None]:
+    made = StepRow(sequence=None, key=key(5), base_len=10, draft=draft, accepted=accepted, num_verified=num_verified)
+    made.count_sources(made.verified)
+    return made
+
+
 def test_each_drafted_token_counts_for_one_source() -> None:
     merged = POOL.merge(LOOKUP)
-    counts = tokens_by_source(merged, [0, 3], verified_nodes(merged, [0, 3], num_verified=2))
+    row = counted(merged, [0, 3], num_verified=2)
     # Both propose 5, and the model gives it the greater chance.
-    assert counts == [SourceTokens("model", False, 3, 2, 1), SourceTokens("ngram", True, 1, 1, 1)]
+    assert row.sources == [SourceTokens("model", False, 3, 2, 1), SourceTokens("ngram", True, 1, 1, 1)]
     shown = "5 of the model, 8 that was looked up, and the 7 that nobody got to"
-    assert places_of(merged, [0, 3]) == [0, 1, 0], shown
+    assert row.token_sources == [0, 1, 0], shown
     # A draft worker says itself what its drafts took.
     timed = replace(POOL, seconds=0.9).merge(replace(LOOKUP, seconds=0.004))
-    assert [one.draft_us for one in tokens_by_source(timed, [], [])] == [0, 2000]
-    assert tokens_by_source(DraftTree(10), [], []) == places_of(DraftTree(10), []) == []
-    assert list(chances_of(merged, [0, 3])) == [round(255 * merged.claims()[node]) for node in (0, 3, 2)]
-    assert chances_of(DraftTree(10), []) == b""
+    assert [one.draft_us for one in counted(timed, []).sources] == [0, 2000]
+    assert list(row.chances) == [round(255 * merged.claims()[node]) for node in (0, 3, 2)]
+    none = counted(DraftTree(10), [])
+    assert (list(none.sources), none.token_sources, none.chances) == ([], [], b"")
 
 
 @pytest.mark.parametrize("how", ["right", "random", "beside"])
