@@ -65,7 +65,7 @@ async def _answer(pair: TimedPair, opening: sequence_pb2.OpenSequence) -> tuple[
     validator = DraftValidator(target_wire.spec_of(opening, limits), vocabulary, opening.speculation.max_draft_tokens)
 
     def committed(report: TargetReport) -> None:
-        for failed in [*report.failures, *report.refused_drafts]:
+        for failed in report.failures:
             raise failed.error
         for row in report.commits:
             tokens.extend(row.token_ids)

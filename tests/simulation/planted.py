@@ -19,12 +19,11 @@ from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.gateway.generation.answers import Answer
 from outrider.speculation import Candidate, verification
 from outrider.target.drafts.pool import PoolDrafts
-from outrider.target.requests import events, wire
+from outrider.target.requests import wire
 from outrider.target.requests.row import StepRow
 from outrider.target.step import own_engine, verify
 from outrider.target.step.sequence import TargetSequence
-from outrider.target.step.worker import TargetWorker
-from outrider.worker.events import PeerStreamEnded
+from outrider.worker.events import PeerStreamEnded, Refused
 from outrider_controller.router.request.state import RequestState
 from outrider_controller.router.requests import sequences
 from outrider_controller.router.requests.dispatcher import Dispatcher
@@ -146,13 +145,11 @@ def _keep_preempted(shipped: Any) -> Any:
 
 
 def _end_at_draft(shipped: Any) -> Any:
-    def offer(target: Any, event: Any) -> None:
-        if isinstance(event, events.DraftRefused):
-            target.fail(event.key, event.error)
-        else:
-            shipped(target, event)
+    def lose(pool: Any, key: Any, problem: Any) -> None:
+        shipped(pool, key, problem)
+        pool._post([Refused(key, problem)])
 
-    return offer
+    return lose
 
 
 def _no_close(shipped: Any) -> Any:
@@ -237,7 +234,7 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.PARENT_NOT_TAKEN: (verify, "_engine_row", _without_parents),
     Planted.OTHER_EPOCH: (DraftBuffer, "offer", _any_epoch),
     Planted.PREEMPTED_KEPT: (own_engine.OwnEngine, "preempt", _keep_preempted),
-    Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
+    Planted.DRAFT_ENDS_SEQUENCE: (PoolDrafts, "_lose", _end_at_draft),
     Planted.CLOSE_FORGOTTEN: (Dispatcher, "end", _no_close),
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
     Planted.DRAFT_SEQUENCE_KEPT: (PoolDrafts, "_unpair", _no_unpair),

@@ -254,7 +254,7 @@ class VirtualStack:
     # -- what workers report
 
     def _committed(self, report: TargetReport) -> None:
-        for failed in [*report.failures, *report.refused_drafts]:
+        for failed in report.failures:
             raise failed.error
         self._price, self._best_chance = report.row_price, report.best_chance or 1.0
         self._price_rows(report.row_price)

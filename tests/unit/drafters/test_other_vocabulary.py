@@ -227,7 +227,7 @@ def test_q_is_a_distribution_over_the_target_s_tokens(twins: tuple[Path, Path]) 
     what = [opening(range(3 + n, 20 + n), params=params, mode=ratio, speculation=OWN) for n in range(8)]
     bench = answered(target, what, [DrafterSource(DraftWorker(drafter_of(draft, target), 40))])
     stats = bench.worker.stats.of_source("model")
-    assert not bench.refused and stats.num_accepted > 0.95 * stats.num_verified > 40
+    assert stats.num_accepted > 0.95 * stats.num_verified > 40
 
 
 @pytest.mark.parametrize(("target", "draft"), [("bytes", "pieces"), ("pieces", "bytes"), ("bytes", "prefixed")])

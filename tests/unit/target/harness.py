@@ -23,7 +23,7 @@ from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
-from outrider.worker.events import Closed, Failed, Opened, PeerStreamEnded, SequenceKey
+from outrider.worker.events import Closed, Opened, PeerStreamEnded, SequenceKey
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
@@ -100,7 +100,6 @@ class WorkerBench:
         self.worker = make(lambda: self.now_s)
         self.answers: dict[SequenceKey, Answer] = {}
         self.tokens: dict[SequenceKey, list[int]] = {}
-        self.refused: list[Failed] = []
         self.reports: list[TargetReport] = []
 
     def open(self, sequence_id: int, what: SequenceSpec, grammar: Grammar | None = None) -> SequenceKey:
@@ -165,7 +164,6 @@ class WorkerBench:
             self.answers.setdefault(commit.key, Answer()).commits.append(commit)
         for failed in report.failures:
             self.answers.setdefault(failed.key, Answer()).errors.append(failed.error)
-        self.refused.extend(report.refused_drafts)
 
 
 class Bench(WorkerBench):

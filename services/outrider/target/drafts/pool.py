@@ -22,7 +22,7 @@ from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation, price_moved
-from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered, Paired
+from outrider.target.requests.events import Adjusted, Event, Offered, Paired
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.row import StepRow
@@ -218,8 +218,9 @@ class PoolDrafts:
         try:
             return Offered(key, pooled.take(draft, self._now_us()), self._clock())
         except OutriderError as error:
+            self._stats.num_refused_drafts += 1
             self._lose(key, error)
-            return DraftRefused(key, error)
+            return None
 
     def _lose(self, key: SequenceKey, problem: OutriderError) -> None:
         """The sequence continues without its draft, and the router is sent the reason."""

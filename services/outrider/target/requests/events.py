@@ -53,14 +53,6 @@ class Paired:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftRefused:
-    """A malformed draft. The sequence continues without it."""
-
-    key: SequenceKey
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
 class Erased:
     """What was learnt from a tenant's texts is to be forgotten; with `samples`, what was recorded of them."""
 
@@ -73,5 +65,5 @@ class Erased:
     and whether somebody keeps what it has read of them."""
 
 
-TargetEvent = Compiled | GrammarWork | Offered | Adjusted | Paired | DraftRefused | Erased
+TargetEvent = Compiled | GrammarWork | Offered | Adjusted | Paired | Erased
 Event = TargetEvent | WorkerEvent

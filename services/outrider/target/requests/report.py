@@ -9,7 +9,7 @@ from outrider.drafting.source import KINDS, Features
 from outrider.protocol.rounds import SourceTokens
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Times
-from outrider.worker.events import Failed, SequenceKey, WorkerReport
+from outrider.worker.events import SequenceKey, WorkerReport
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,7 +19,6 @@ class TargetReport(WorkerReport):
     commits: list[StepRow[Any]] = field(default_factory=list)
     features: list[tuple[SequenceKey, int, Features]] = field(default_factory=list)
     """For heads on draft workers, with the length before the step's commit; to be sent before the commits."""
-    refused_drafts: list[Failed] = field(default_factory=list)
     removed: list[tuple[SequenceKey, Times]] = field(default_factory=list)
     """Sequences that have ended, with their times since the last commit."""
     step_us: int = 0
@@ -76,8 +75,9 @@ class TargetStats:
     num_branch_tokens_accepted: int = 0
     """Those accepted beside the main guess; counted among the accepted tokens too."""
     num_refused_drafts: int = 0
+    """Malformed ones. Only the event loop writes this and the next."""
     num_unleased_drafts: int = 0
-    """Drafts that routers named and that hold no lease. Only the event loop writes it."""
+    """Drafts that routers named and that hold no lease."""
     num_committed_tokens: int = 0
     num_source_failures: int = 0
     """Calls of such a source that raised an error."""

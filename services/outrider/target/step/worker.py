@@ -151,8 +151,9 @@ class TargetWorker(Generic[S]):
     def apply(self, event: Event) -> None:
         """Applies one event; a fault in it ends its sequence and is reported."""
         match event:
-            case events.Offered() | events.DraftRefused():
-                self._offer(event)
+            case events.Offered():
+                if (sequence := self._find(event.key)) is not None:
+                    self._offer(sequence, event)
             case Opened():
                 self._open(event)
             case events.Compiled():
@@ -238,19 +239,15 @@ class TargetWorker(Generic[S]):
         else:
             self._samples.erase(event.tenant, event.ordered_us, event.done)
 
-    def _offer(self, event: events.Offered | events.DraftRefused) -> None:
-        if (sequence := self._find(event.key)) is None:
-            return
+    def _offer(self, sequence: S, event: events.Offered) -> None:
         try:
-            if isinstance(event, events.DraftRefused):
-                raise event.error
             sequence.drafts.offer(event.tree)
             if sequence.drafts.answered:
                 sequence.timer.draft_answered(event.received_s)
         except Exception as error:
             # A draft only affects latency: the sequence continues without it.
-            self.stats.num_refused_drafts += 1
-            self._report.refused_drafts.append(Failed(event.key, without_frames(error)))
+            log.error("a draft cannot be taken", exc_info=error, extra=sequence.spec.log_fields)
+            self.stats.num_source_failures += 1
 
     def _failed(self, key: SequenceKey, spec: SequenceSpec, error: Exception, when: str) -> None:
         if not isinstance(error, InvalidRequest | Overloaded):

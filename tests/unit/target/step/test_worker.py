@@ -18,7 +18,7 @@ from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
-from outrider.target.requests.events import DraftRefused, Offered
+from outrider.target.requests.events import Offered
 from outrider.tree import DraftTree
 from outrider.worker.events import DrainExpired, DrainStarted, Opened
 from outrider.worker.faults import WholeStepFailed
@@ -130,7 +130,7 @@ def test_ratio_mode_commits_drafts_and_returns_every_block(tiny: Path) -> None:
     bench.run(point_masses)
     assert len(bench.answers[key(0)].text) == 24
     assert bench.worker.stats.num_draft_tokens > 0
-    assert not bench.refused
+    assert not bench.worker.stats.num_source_failures
     assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
 
 
@@ -243,7 +243,6 @@ def test_messages_about_unknown_sequences_are_counted_and_ignored(tiny: Path) ->
     bench.close(77)
     assert bench.worker.stats.num_unknown == 3
     assert not bench.answers
-    assert not bench.refused
 
 
 def test_an_id_opened_twice_ends_that_sequence_only(tiny: Path) -> None:
@@ -265,12 +264,12 @@ def test_no_more_sequences_than_the_limit_are_opened(tiny: Path) -> None:
     assert all(len(bench.answers[key(i)].text) == 24 for i in (0, 1))
 
 
-def test_a_refused_draft_is_reported_and_the_sequence_goes_on(tiny: Path) -> None:
+def test_a_draft_that_cannot_be_taken_is_counted_and_the_sequence_goes_on(tiny: Path) -> None:
     bench = Bench(tiny)
     bench.open(0, opening(PROMPTS[0], params=SAMPLED, mode=VerificationMode.RATIO))
-    bench.apply(DraftRefused(key(0), InvalidRequest("token_ids", "an id is outside the vocabulary")))
+    bench.apply(Offered(key(0), None))  # type: ignore[arg-type]
     bench.run()
-    assert [f.error.field for f in bench.refused if isinstance(f.error, InvalidRequest)] == ["token_ids"]
+    assert bench.worker.stats.num_source_failures == 1
     assert len(bench.answers[key(0)].text) == 24
     assert not bench.answers[key(0)].errors
 
