@@ -103,23 +103,30 @@ def logprobs_for(request: router_pb2.RouteRequest, token_id: int) -> sequence_pb
     )
 
 
-async def echoing(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
-    """Says the prompt backwards, then as often as the seed says its first token, then stops."""
-    prompt = list(request.prompt_token_ids)
-    text = [*reversed(prompt), *prompt[:1] * (request.sampling.seed if request.seeded else 0), EOS]
-    text = text[: request.stopping.max_new_tokens]
-    for at, token_id in enumerate(text):
-        last = at == len(text) - 1
-        response = round_of([token_id], num_cached_tokens=1 if at == 0 else 0)
-        if last:
-            ended = sequence_pb2.FINISH_REASON_STOP if token_id == EOS else sequence_pb2.FINISH_REASON_LENGTH
-            response.finish_reason = ended
-        if request.HasField("logprobs"):
-            response.logprobs.append(logprobs_for(request, token_id))
-            if request.logprobs.prompt and at == 0:
-                response.prompt_logprobs.extend(logprobs_for(request, each) for each in prompt[1:])
-        yield response
-        await asyncio.sleep(0)
+def echo(size: int) -> Script:
+    """Says the prompt backwards, then as often as the seed says its first token, then stops; `size` tokens a round."""
+
+    async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        prompt = list(request.prompt_token_ids)
+        text = [*reversed(prompt), *prompt[:1] * (request.sampling.seed if request.seeded else 0), EOS]
+        text = text[: request.stopping.max_new_tokens]
+        for at in range(0, len(text), size):
+            kept = text[at : at + size]
+            response = round_of(kept, num_cached_tokens=1 if at == 0 else 0)
+            if at + size >= len(text):
+                ended = sequence_pb2.FINISH_REASON_STOP if kept[-1] == EOS else sequence_pb2.FINISH_REASON_LENGTH
+                response.finish_reason = ended
+            if request.HasField("logprobs"):
+                response.logprobs.extend(logprobs_for(request, each) for each in kept)
+                if request.logprobs.prompt and at == 0:
+                    response.prompt_logprobs.extend(logprobs_for(request, each) for each in prompt[1:])
+            yield response
+            await asyncio.sleep(0)
+
+    return script
+
+
+echoing = echo(1)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, tenants_pb2
 
 from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, echoing, routing, saying
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, echo, routing, saying
 from tests.redis_server import EmbeddedServer
 
 TOKENS_PER_MINUTE = 6000
@@ -37,7 +37,7 @@ class Meter:
     num_billed: int = 0
 
     async def script(self, request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
-        answers = echoing if request.HasField("logprobs") else saying([40] * 90, size=30)
+        answers = echo(30) if request.HasField("logprobs") else saying([40] * 90, size=30)
         self.num_billed += request.billed_prompt_tokens
         async for response in answers(request):
             self.num_billed += len(response.token_ids)
