@@ -91,6 +91,17 @@ def saying(
     return script
 
 
+def refusing(error: OutriderError, after: int = 0) -> Script:
+    """Raises the error after so many tokens."""
+
+    async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        for _ in range(after):
+            yield round_of([40])
+        raise error
+
+    return script
+
+
 def logprob(token_id: int) -> float:
     """What the scripted model says of a token, wherever it comes."""
     return -token_id / 100

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -38,25 +37,12 @@ from tests.integration.gateway.scripted_router import (
 
 
 @pytest.fixture
-def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
+def router() -> ScriptedRouter:
     return ScriptedRouter(echoing)
 
 
-@pytest.fixture
-def serve(gateway: OpenGateway, router: ScriptedRouter) -> Any:
-    @asynccontextmanager
-    async def served() -> AsyncIterator[openai.AsyncOpenAI]:
-        async with routing(router) as address, gateway(address) as running:
-            base = f"http://{running.http_address}/v1"
-            async with openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
-                yield client
-
-    return served
-
-
-async def test_several_prompts_have_several_answers_each(serve: Any, router: ScriptedRouter) -> None:
-    async with serve() as client:
-        answer = await client.completions.create(model=MODEL, prompt=["ab", "cde"], n=2, seed=1, max_tokens=20)
+async def test_several_prompts_have_several_answers_each(client: openai.AsyncOpenAI, router: ScriptedRouter) -> None:
+    answer = await client.completions.create(model=MODEL, prompt=["ab", "cde"], n=2, seed=1, max_tokens=20)
     assert [choice.text for choice in answer.choices] == ["baa", "baaa", "edcc", "edccc"]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 4
@@ -81,17 +67,16 @@ async def test_without_keys_places_are_shared_by_address(gateway: OpenGateway, r
             assert await ask(here, "127.0.0.2", 2) == 200
 
 
-async def test_streamed_choices_are_told_apart_by_their_index(serve: Any) -> None:
-    async with serve() as client:
-        stream = await client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "hi"}],
-            n=3,
-            seed=5,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        chunks = [chunk async for chunk in stream]
+async def test_streamed_choices_are_told_apart_by_their_index(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "hi"}],
+        n=3,
+        seed=5,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
     texts, ends = ["", "", ""], [0, 0, 0]
     for chunk in chunks:
         for choice in chunk.choices:
@@ -106,7 +91,7 @@ async def test_streamed_choices_are_told_apart_by_their_index(serve: Any) -> Non
 
 
 async def test_the_first_answer_reads_the_prompt_before_the_others_are_asked_for(
-    serve: Any, router: ScriptedRouter
+    client: openai.AsyncOpenAI, router: ScriptedRouter
 ) -> None:
     begun = asyncio.Event()
 
@@ -117,13 +102,12 @@ async def test_the_first_answer_reads_the_prompt_before_the_others_are_asked_for
             yield response
 
     router.script = held
-    async with serve() as client:
-        asking = asyncio.create_task(client.completions.create(model=MODEL, prompt=["ab"], n=4))
-        await until(lambda: len(router.requests) == 1)
-        await asyncio.sleep(0.1)
-        assert len(router.requests) == 1
-        begun.set()
-        assert len((await asking).choices) == 4
+    asking = asyncio.create_task(client.completions.create(model=MODEL, prompt=["ab"], n=4))
+    await until(lambda: len(router.requests) == 1)
+    await asyncio.sleep(0.1)
+    assert len(router.requests) == 1
+    begun.set()
+    assert len((await asking).choices) == 4
 
 
 async def test_what_answers_have_in_common_is_made_once(
@@ -163,50 +147,46 @@ async def test_more_answers_than_may_run_at_once_are_refused_by_name(
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
 
 
-async def test_best_of_shows_the_likeliest(serve: Any) -> None:
-    async with serve() as client:
-        # More of the first token, which is less likely than the second, in each answer.
-        answer = await client.completions.create(model=MODEL, prompt="zb", n=1, best_of=3, seed=0, max_tokens=20)
+async def test_best_of_shows_the_likeliest(client: openai.AsyncOpenAI) -> None:
+    # More of the first token, which is less likely than the second, in each answer.
+    answer = await client.completions.create(model=MODEL, prompt="zb", n=1, best_of=3, seed=0, max_tokens=20)
     assert answer.choices[0].text == "bz"
     assert answer.usage.completion_tokens == 3 + 4 + 5
     assert answer.choices[0].logprobs is None
 
 
-async def test_a_failure_of_one_answer_is_the_request_s(serve: Any, router: ScriptedRouter) -> None:
-    async with serve() as client:
-        with pytest.raises(openai.BadRequestError) as refused:
-            await client.completions.create(model=MODEL, prompt=["ab", "c" * 600])
+async def test_a_failure_of_one_answer_is_the_request_s(client: openai.AsyncOpenAI, router: ScriptedRouter) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.completions.create(model=MODEL, prompt=["ab", "c" * 600])
     assert refused.value.body["param"] == "prompt[1]"
     assert not router.requests
 
 
-async def test_a_client_that_leaves_ends_every_answer(serve: Any, router: ScriptedRouter) -> None:
+async def test_a_client_that_leaves_ends_every_answer(client: openai.AsyncOpenAI, router: ScriptedRouter) -> None:
     async def slow(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
         while True:
             yield round_of([40])
             await asyncio.sleep(0.05)
 
     router.script = slow
-    async with serve() as client:
-        stream = await client.completions.create(model=MODEL, prompt=["a", "b"], n=2, max_tokens=400, stream=True)
-        await anext(aiter(stream))
-        await until(lambda: len(router.requests) == 4)
-        await stream.close()
-        await until(lambda: router.num_cancelled == 4)
+    stream = await client.completions.create(model=MODEL, prompt=["a", "b"], n=2, max_tokens=400, stream=True)
+    await anext(aiter(stream))
+    await until(lambda: len(router.requests) == 4)
+    await stream.close()
+    await until(lambda: router.num_cancelled == 4)
 
 
 async def test_a_router_that_gives_too_few_log_probabilities_ends_the_answer_with_an_error_of_its_shape(
-    serve: Any, router: ScriptedRouter, caplog: pytest.LogCaptureFixture
+    client: openai.AsyncOpenAI, router: ScriptedRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
     router.script = saying([65, 66])
-    async with serve() as client:
-        with pytest.raises(openai.InternalServerError) as caught:
-            await client.completions.create(model=MODEL, prompt="a", logprobs=1)
+    with pytest.raises(openai.InternalServerError) as caught:
+        await client.completions.create(model=MODEL, prompt="a", logprobs=1)
     assert caught.value.type == "server_error"
     assert "the router gave 0 log probabilities for 1 tokens" in caplog.text
 
 
-async def test_chat_logprobs_whole_and_streamed(serve: Any, tokenizer: ModelTokenizer) -> None:
+async def test_chat_logprobs_whole_and_streamed(client: openai.AsyncOpenAI, tokenizer: ModelTokenizer) -> None:
     asked: dict[str, Any] = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "hi"}],
@@ -214,10 +194,9 @@ async def test_chat_logprobs_whole_and_streamed(serve: Any, tokenizer: ModelToke
         "top_logprobs": 2,
         "max_tokens": 60,
     }
-    async with serve() as client:
-        whole = await client.chat.completions.create(**asked)
-        chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
-        nothing = await client.chat.completions.create(model=MODEL, messages=asked["messages"])
+    whole = await client.chat.completions.create(**asked)
+    chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+    nothing = await client.chat.completions.create(model=MODEL, messages=asked["messages"])
     content = whole.choices[0].logprobs.content
     streamed = [each for chunk in chunks if (found := chunk.choices[0].logprobs) for each in found.content or []]
     assert [each.model_dump() for each in streamed] == [each.model_dump() for each in content]
@@ -232,11 +211,10 @@ async def test_chat_logprobs_whole_and_streamed(serve: Any, tokenizer: ModelToke
 
 
 async def test_completion_logprobs_have_the_token_that_came_and_offsets_in_the_text(
-    serve: Any, tokenizer: ModelTokenizer
+    client: openai.AsyncOpenAI, tokenizer: ModelTokenizer
 ) -> None:
-    async with serve() as client:
-        answer = await client.completions.create(model=MODEL, prompt="abc", logprobs=1, max_tokens=2)
-        torn = await client.completions.create(model=MODEL, prompt="é", logprobs=1, max_tokens=2)
+    answer = await client.completions.create(model=MODEL, prompt="abc", logprobs=1, max_tokens=2)
+    torn = await client.completions.create(model=MODEL, prompt="é", logprobs=1, max_tokens=2)
     [choice] = answer.choices
     [b, c] = tokenizer.encode("bc")
     assert choice.logprobs.tokens == ["c", "b"]
@@ -249,16 +227,15 @@ async def test_completion_logprobs_have_the_token_that_came_and_offsets_in_the_t
 
 @pytest.mark.parametrize("as_tokens", [False, True])
 async def test_an_evaluation_harness_reads_the_logprobs_of_prompts(
-    serve: Any, tokenizer: ModelTokenizer, as_tokens: bool
+    client: openai.AsyncOpenAI, tokenizer: ModelTokenizer, as_tokens: bool
 ) -> None:
     """As EleutherAI's lm-evaluation-harness asks: several prompts, echo, and a token that it ignores."""
     texts = ["abc", "de"]
     prompt: Any = [tokenizer.encode(text) for text in texts] if as_tokens else texts
-    async with serve() as client:
-        answer = await client.completions.create(
-            model=MODEL, prompt=prompt, max_tokens=1, logprobs=1, echo=True, temperature=0, seed=1234
-        )
-        alone = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=0, logprobs=1, echo=True)
+    answer = await client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=1, logprobs=1, echo=True, temperature=0, seed=1234
+    )
+    alone = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=0, logprobs=1, echo=True)
     assert [choice.text for choice in answer.choices] == ["abcc", "dee"]
     assert [choice.text for choice in alone.choices] == texts
     assert alone.usage.completion_tokens == 0
@@ -274,10 +251,9 @@ async def test_an_evaluation_harness_reads_the_logprobs_of_prompts(
         assert other.logprobs.token_logprobs == found.token_logprobs[:-1]
 
 
-async def test_echo_without_logprobs_is_text_alone(serve: Any) -> None:
-    async with serve() as client:
-        stream = await client.completions.create(model=MODEL, prompt="abc", echo=True, stream=True)
-        assert "".join([chunk.choices[0].text async for chunk in stream]) == "abccba"
+async def test_echo_without_logprobs_is_text_alone(client: openai.AsyncOpenAI) -> None:
+    stream = await client.completions.create(model=MODEL, prompt="abc", echo=True, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "abccba"
 
 
 async def test_logprobs_of_a_prompt_too_long_for_one_message_are_refused(

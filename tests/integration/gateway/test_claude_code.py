@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import subprocess
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,21 +13,15 @@ import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.v1 import router_pb2
 
-from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.conftest import OpenGateway, installed, prompt_of
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
-from tests.integration.gateway.test_tools import prompt_of
 
 CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.197"
 
 
 @pytest.fixture(scope="module")
 def claude_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
-    directory = tmp_path_factory.mktemp("claude-code")
-    install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(directory), CLAUDE_CODE]
-    subprocess.run(install, check=True, timeout=400, stdout=DEVNULL)
-    return directory / "node_modules" / ".bin" / "claude"
+    return installed(tmp_path_factory.mktemp("claude-code"), CLAUDE_CODE) / "claude"
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import subprocess
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,11 +15,9 @@ import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.v1 import router_pb2
 
-from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
-from tests.integration.gateway.test_tools import prompt_of
+from tests.integration.gateway.conftest import OpenGateway, installed, prompt_of
+from tests.integration.gateway.scripted_router import EOS, MODEL, ScriptedRouter, routing, saying
 
-EOS = 2
 PARAMETERS = {"type": "object", "properties": {"target": {"type": "string"}}}
 CLOSE = {"type": "function", "name": "close_agent", "strict": False, "parameters": PARAMETERS}
 # As Codex 0.171 sends them.
@@ -86,12 +82,7 @@ async def test_functions_of_namespaces_are_called_by_their_own_names_and_hosted_
 
 @pytest.fixture(scope="module")
 def codex(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
-    directory = tmp_path_factory.mktemp("codex")
-    install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(directory), "@openai/codex@0.171.0"]
-    subprocess.run(install, check=True, timeout=400, stdout=DEVNULL)
-    return directory / "node_modules" / ".bin" / "codex"
+    return installed(tmp_path_factory.mktemp("codex"), "@openai/codex@0.171.0") / "codex"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import grpc
 import httpx
 import pytest
 from outrider.gateway.config import GatewayLimits
-from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.gateway.server import RunningGateway
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2
 
@@ -35,11 +35,6 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
 # Of the tests' limits; nothing here waits for as long as the defaults are.
 SOON = GatewayLimits(header_timeout_s=0.3, idle_timeout_s=0.3, body_timeout_s=0.3, send_timeout_s=0.3)
 AT_ONCE_S = 5.0
-
-
-@pytest.fixture
-def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
-    return ScriptedRouter(saying([40, 41, 2]))
 
 
 async def connect(address: str, receive_buffer: int = 0) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -64,11 +59,11 @@ async def trickle(writer: asyncio.StreamWriter, opening: bytes, more: bytes) -> 
             return
 
 
-async def rest_of(reader: asyncio.StreamReader) -> bytes:
+async def rest_of(reader: asyncio.StreamReader, timeout_s: float = AT_ONCE_S) -> bytes:
     """What comes up to the end of the connection, which has to come. A byte on its way to a server that closes makes
     that end a reset: what came before it counts."""
     came = bytearray()
-    async with asyncio.timeout(AT_ONCE_S):
+    async with asyncio.timeout(timeout_s):
         with suppress(ConnectionError):
             while part := await reader.read(65536):
                 came += part
@@ -125,14 +120,11 @@ AMBIGUOUS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("kind", AMBIGUOUS)
-async def test_a_request_whose_end_is_ambiguous_is_refused_and_hides_no_other(
-    gateway: OpenGateway, router: ScriptedRouter, kind: str
-) -> None:
-    async with routing(router) as address, gateway(address) as running:
+async def test_a_request_whose_end_is_ambiguous_is_refused_and_hides_no_other(running: RunningGateway) -> None:
+    for kind, ambiguous in AMBIGUOUS.items():
         reader, writer = await connect(running.http_address)
-        writer.write(AMBIGUOUS[kind] + LOST)
-        assert re.findall(rb"HTTP/1\.1 (\d+)", await rest_of(reader)) == [b"400"]
+        writer.write(ambiguous + LOST)
+        assert re.findall(rb"HTTP/1\.1 (\d+)", await rest_of(reader)) == [b"400"], kind
         writer.close()
 
 
@@ -318,15 +310,9 @@ async def test_a_client_that_resets_its_calls_ends_nobody_elses(gateway: OpenGat
 
 
 @pytest.mark.slow
-async def test_idle_sockets_do_not_stop_a_gateway_that_may_open_few_files(tiny: Path, router: ScriptedRouter) -> None:
-    under_limit = ("prlimit", "--nofile=256:256")
-    async with (
-        routing(router) as address,
-        process(
-            *("--listen-http", "127.0.0.1:0", "--router", address),
-            under=under_limit,
-        ) as child,
-    ):
+async def test_idle_sockets_do_not_stop_a_gateway_that_may_open_few_files(router: ScriptedRouter) -> None:
+    flags, under_limit = ("--listen-http", "127.0.0.1:0"), ("prlimit", "--nofile=256:256")
+    async with routing(router) as address, process(*flags, "--router", address, under=under_limit) as child:
         http_address = await serving_at(child)
         idle = [await connect(http_address) for _ in range(400)]
         assert await serves(http_address)

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 from outrider.errors import Code, Overloaded, Unavailable
-from outrider.gateway.config import Failover, GatewayConfig
+from outrider.gateway.config import Failover
 from outrider.gateway.routers.routers import LeasedRouters
-from outrider.gateway.server import running
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.identity import SPOKEN
@@ -27,7 +27,7 @@ from prometheus_client import generate_latest
 
 from tests.integration.gateway import scripted_router
 from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, Script, ScriptedRouter, round_of, routing, saying
+from tests.integration.gateway.scripted_router import MODEL, Script, ScriptedRouter, refusing, round_of, routing, saying
 from tests.ports import free_port
 from tests.redis_server import EmbeddedServer
 
@@ -64,9 +64,7 @@ async def collect(address: str) -> tuple[str, list[int], generation_pb2.StreamGe
     return "".join(m.text for m in messages), [i for m in messages for i in m.token_ids], messages[-1]
 
 
-async def test_a_call_that_breaks_off_goes_on_at_the_other_router(
-    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
-) -> None:
+async def test_a_call_that_breaks_off_goes_on_at_the_other_router(gateway: OpenGateway, ids: list[int]) -> None:
     routers = [ScriptedRouter(breaking_after(3, saying(ids))) for _ in range(2)]
     async with (
         routing(routers[0]) as first,
@@ -83,7 +81,7 @@ async def test_a_call_that_breaks_off_goes_on_at_the_other_router(
 
 
 async def test_a_request_submitted_again_names_the_revision_its_answer_began_on(
-    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
+    gateway: OpenGateway, ids: list[int]
 ) -> None:
     async def of_a_revision(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
         first = True
@@ -137,7 +135,7 @@ def start(command: list[str]) -> subprocess.Popen[str]:
 
 
 async def test_when_no_router_goes_on_the_wait_is_bounded_and_ends_unavailable(
-    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
+    gateway: OpenGateway, ids: list[int]
 ) -> None:
     async def once(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
         if not request.resume_token_ids:
@@ -155,29 +153,24 @@ async def test_when_no_router_goes_on_the_wait_is_bounded_and_ends_unavailable(
     assert len(router.requests) < 12
 
 
-def failing(error: Exception) -> Script:
-    async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
-        raise error
-        yield
-
-    return script
+async def accepting(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+    yield router_pb2.RouteResponse(phase=router_pb2.ROUTE_PHASE_ACCEPTED)
 
 
-async def test_a_router_that_kills_itself_on_a_request_is_not_asked_for_ever(
-    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
+@pytest.mark.parametrize("last", ["acceptance", "token"])
+async def test_a_request_under_which_routers_break_is_not_passed_on_for_ever(
+    gateway: OpenGateway, ids: list[int], last: str
 ) -> None:
-    router = ScriptedRouter(breaking_after(1, saying(ids)))
+    router = ScriptedRouter(accepting if last == "acceptance" else breaking_after(1, saying(ids)))
     async with routing(router) as address, gateway(address, failover=Failover(max_moves=3)) as started:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match="calls to routers broke off") as caught:
             await collect(started.grpc_address)
     assert from_rpc_error(caught.value).reason == "ROUTERS_FAILED"
     assert len(router.requests) == 4
 
 
-async def test_a_draining_router_sends_a_new_request_to_the_other(
-    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
-) -> None:
-    draining = ScriptedRouter(failing(Unavailable("going", reason="DRAINING")))
+async def test_a_draining_router_sends_a_new_request_to_the_other(gateway: OpenGateway, ids: list[int]) -> None:
+    draining = ScriptedRouter(refusing(Unavailable("going", reason="DRAINING")))
     staying = ScriptedRouter(saying(ids))
     async with routing(draining) as first, routing(staying) as second, gateway(first, second) as started:
         for _ in range(3):
@@ -186,9 +179,7 @@ async def test_a_draining_router_sends_a_new_request_to_the_other(
     assert len(draining.requests) == 1
 
 
-async def test_a_request_that_has_tokens_is_never_dropped_for_load(
-    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
-) -> None:
+async def test_a_request_that_has_tokens_is_never_dropped_for_load(gateway: OpenGateway, ids: list[int]) -> None:
     router = ScriptedRouter(saying(ids))
     speak, calls = saying(ids), 0
 
@@ -207,109 +198,72 @@ async def test_a_request_that_has_tokens_is_never_dropped_for_load(
 
 
 async def test_tokens_that_a_client_resumes_with_keep_it_from_no_refusal(gateway: OpenGateway, ids: list[int]) -> None:
-    calls = 0
-
-    async def full(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
-        nonlocal calls
-        calls += 1
-        raise Overloaded("full")
-        yield
-
+    router = ScriptedRouter(refusing(Overloaded("full")))
     request = generation_pb2.StreamGenerateRequest(request=REQUEST)
     request.request.resume_token_ids.extend(ids[:3])
-    async with (
-        routing(ScriptedRouter(full)) as address,
-        gateway(address) as started,
-        create_channel(started.grpc_address) as channel,
-    ):
+    async with routing(router) as address, gateway(address) as started, create_channel(started.grpc_address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             _ = [message async for message in stub.StreamGenerate(request, timeout=30)]
-    assert (refused.value.code(), calls) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 1)
+    assert (refused.value.code(), len(router.requests)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 1)
 
 
-async def test_a_gateway_that_knows_no_router_waits_for_a_store_that_takes_its_time(tmp_path: Path) -> None:
-    info = worker_pb2.WorkerInfo(
-        protocol_version=SPOKEN.newest, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1"
-    )
-    with EmbeddedServer.start(tmp_path) as redis:
-        async with (
-            MetadataStore.connect(redis.url) as registry,
-            registry.register(info, "127.0.0.1:7001", worker_pb2.WorkerLoad),
-            MetadataStore.connect(redis.url) as store,
-        ):
-            routers = LeasedRouters(store)
-            os.kill(redis.pid, signal.SIGSTOP)
-            asyncio.get_running_loop().call_later(0.3, os.kill, redis.pid, signal.SIGCONT)
-            found = await asyncio.gather(*(routers.addresses() for _ in range(3)))
+@asynccontextmanager
+async def leased(store: MetadataStore, name: str, address: str) -> AsyncIterator[None]:
+    """A router of this name is registered there."""
+    info = worker_pb2.WorkerInfo(protocol_version=SPOKEN.newest, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id=name)
+    async with store.register(info, address, worker_pb2.WorkerLoad):
+        yield
+
+
+@pytest.fixture
+async def store(server: EmbeddedServer) -> AsyncIterator[MetadataStore]:
+    async with MetadataStore.connect(server.url, call_timeout_s=2.0) as store:
+        yield store
+
+
+async def test_a_gateway_that_knows_no_router_waits_for_a_store_that_takes_its_time(
+    server: EmbeddedServer, store: MetadataStore
+) -> None:
+    async with leased(store, "router-1", "127.0.0.1:7001"), MetadataStore.connect(server.url) as own:
+        routers = LeasedRouters(own)
+        os.kill(server.pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(0.3, os.kill, server.pid, signal.SIGCONT)
+        found = await asyncio.gather(*(routers.addresses() for _ in range(3)))
     assert found == [["127.0.0.1:7001"]] * 3
 
 
-async def test_a_gateway_sends_nothing_new_to_a_router_that_is_cordoned(tmp_path: Path) -> None:
-    role = worker_pb2.WORKER_ROLE_ROUTER
-    first, second = (
-        worker_pb2.WorkerInfo(protocol_version=SPOKEN.newest, role=role, worker_id=f"router-{number}")
-        for number in (1, 2)
-    )
-    with EmbeddedServer.start(tmp_path) as redis:
-        async with (
-            MetadataStore.connect(redis.url, call_timeout_s=2.0) as store,
-            store.register(first, "127.0.0.1:7001", worker_pb2.WorkerLoad),
-            store.register(second, "127.0.0.1:7002", worker_pb2.WorkerLoad),
-        ):
-            await store.cordons.put(control_pb2.Cordon(worker_id="router-1"), "cordon worker")
-            assert await LeasedRouters(store).addresses() == ["127.0.0.1:7002"]
-            assert await store.cordons.remove("router-1", "test")
-            assert await LeasedRouters(store).addresses() == ["127.0.0.1:7001", "127.0.0.1:7002"]
+async def test_a_gateway_sends_nothing_new_to_a_router_that_is_cordoned(store: MetadataStore) -> None:
+    async with leased(store, "router-1", "127.0.0.1:7001"), leased(store, "router-2", "127.0.0.1:7002"):
+        await store.cordons.put(control_pb2.Cordon(worker_id="router-1"), "cordon worker")
+        assert await LeasedRouters(store).addresses() == ["127.0.0.1:7002"]
+        assert await store.cordons.remove("router-1", "test")
+        assert await LeasedRouters(store).addresses() == ["127.0.0.1:7001", "127.0.0.1:7002"]
 
 
-async def test_a_wait_for_a_router_is_no_failover(tmp_path: Path, ids: list[int]) -> None:
-    with EmbeddedServer.start(tmp_path) as redis:
-        config = GatewayConfig(listen_grpc="127.0.0.1:0", listen_http="127.0.0.1:0", metadata_url=redis.url)
-        role = worker_pb2.WORKER_ROLE_ROUTER
-        info = worker_pb2.WorkerInfo(protocol_version=SPOKEN.newest, role=role, worker_id="router-1")
-        cordon = control_pb2.Cordon(worker_id="router-1")
-        async with (
-            routing(ScriptedRouter(saying(ids))) as address,
-            MetadataStore.connect(redis.url, call_timeout_s=2.0) as store,
-            store.register(info, address, worker_pb2.WorkerLoad),
-            running(config) as started,
-        ):
-            await store.tenants.keep_required()
-            await collect(started.grpc_address)
-            await store.cordons.put(cordon, "cordon worker")
-            while await started.core.routers.every():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            answer = asyncio.create_task(collect(started.grpc_address))
-            await asyncio.sleep(1.0)
-            assert not answer.done()
-            await store.cordons.remove("router-1", "test")
-            text, _, _ = await answer
-            counted = generate_latest(started.core.metrics.registry).decode()
+async def test_routers_are_found_by_their_leases_and_a_wait_for_one_is_no_failover(
+    gateway: OpenGateway, server: EmbeddedServer, store: MetadataStore, ids: list[int]
+) -> None:
+    async with (
+        routing(ScriptedRouter(saying(ids))) as address,
+        leased(store, "router-1", address),
+        gateway(metadata_url=server.url) as started,
+    ):
+        # As a control plane does.
+        await store.tenants.keep_required()
+        assert (await collect(started.grpc_address))[0] == TEXT
+        assert worker_pb2.WORKER_ROLE_GATEWAY in {lease.info.role for lease in await store.workers()}
+        await store.cordons.put(control_pb2.Cordon(worker_id="router-1"), "cordon worker")
+        while await started.core.routers.every():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        answer = asyncio.create_task(collect(started.grpc_address))
+        await asyncio.sleep(0.5)
+        assert not answer.done()
+        await store.cordons.remove("router-1", "test")
+        text, _, _ = await answer
+        counted = generate_latest(started.core.metrics.registry).decode()
     assert text == TEXT
     assert "outrider_gateway_router_failovers_total{" not in counted
-
-
-async def test_routers_are_found_by_their_leases(
-    tiny: Path, tmp_path: Path, tokenizer: ModelTokenizer, ids: list[int]
-) -> None:
-    with EmbeddedServer.start(tmp_path) as redis:
-        router = ScriptedRouter(saying(ids))
-        config = GatewayConfig(listen_grpc="127.0.0.1:0", listen_http="127.0.0.1:0", metadata_url=redis.url)
-        info = worker_pb2.WorkerInfo(
-            protocol_version=SPOKEN.newest, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1"
-        )
-        async with (
-            routing(router) as address,
-            MetadataStore.connect(redis.url, call_timeout_s=2.0) as store,
-            store.register(info, address, worker_pb2.WorkerLoad),
-            running(config) as started,
-        ):
-            # As a control plane does.
-            await store.tenants.keep_required()
-            assert (await collect(started.grpc_address))[0] == TEXT
-            roles = {lease.info.role for lease in await store.workers()}
-            assert worker_pb2.WORKER_ROLE_GATEWAY in roles
 
 
 async def test_a_request_that_routers_accept_outlives_more_restarts_than_the_window_has_time_for(
@@ -331,16 +285,3 @@ async def test_a_request_that_routers_accept_outlives_more_restarts_than_the_win
     assert (text, len(router.requests)) == (TEXT, 5)
     assert last.metrics.queue_time_ms > 400
     assert waiting_now("outrider_gateway_requests_waiting", {"model_name": MODEL}) == 0
-
-
-async def test_a_request_under_which_routers_break_is_not_passed_on_for_ever(
-    gateway: OpenGateway, ids: list[int]
-) -> None:
-    async def breaking(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
-        yield router_pb2.RouteResponse(phase=router_pb2.ROUTE_PHASE_ACCEPTED)
-
-    router = ScriptedRouter(breaking)
-    async with routing(router) as address, gateway(address, failover=Failover(max_moves=3)) as started:
-        with pytest.raises(grpc.aio.AioRpcError, match="calls to routers broke off"):
-            await collect(started.grpc_address)
-    assert len(router.requests) == 4

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,9 @@ from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, seq
 from outrider.target.grammars.tokenizer import read_tokenizer
 from transformers import GenerationConfig
 
-from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import (
-    CONTEXT,
-    MODEL,
-    Script,
-    ScriptedRouter,
-    round_of,
-    routing,
-    saying,
-    until,
-)
+from tests.integration.gateway.scripted_router import CONTEXT, MODEL, ScriptedRouter, refusing, round_of, saying, until
 
 TEXT = "The €uro and 日本: a stop. And more."
-
-
-def client_of(gateway: RunningGateway) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"http://{gateway.http_address}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture
@@ -48,34 +33,14 @@ def ids(tokenizer: ModelTokenizer) -> list[int]:
 
 
 @pytest.fixture
-def router(tokenizer: ModelTokenizer, ids: list[int]) -> ScriptedRouter:
+def router(ids: list[int]) -> ScriptedRouter:
     return ScriptedRouter(saying(ids, size=3))
 
 
-@pytest.fixture
-def serve(gateway: OpenGateway, router: ScriptedRouter) -> Any:
-    @asynccontextmanager
-    async def served(**options: Any) -> AsyncIterator[tuple[RunningGateway, openai.AsyncOpenAI]]:
-        async with (
-            routing(router) as address,
-            gateway(address, **options) as running,
-            client_of(running) as client,
-        ):
-            yield running, client
-
-    return served
-
-
-async def post(gateway: RunningGateway, body: Any, path: str = "/v1/completions") -> httpx.Response:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with httpx.AsyncClient() as client:
-        headers = {"content-type": "application/json"}
-        return await client.post(f"http://{gateway.http_address}{path}", content=content, headers=headers)
-
-
-async def test_a_completion_has_text_reason_and_usage(serve: Any, tokenizer: ModelTokenizer, ids: list[int]) -> None:
-    async with serve() as (_, client):
-        answer = await client.completions.create(model=MODEL, prompt="Say it", max_tokens=100)
+async def test_a_completion_has_text_reason_and_usage(
+    client: openai.AsyncOpenAI, tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    answer = await client.completions.create(model=MODEL, prompt="Say it", max_tokens=100)
     choice = answer.choices[0]
     assert (choice.text, choice.finish_reason) == (TEXT, "stop")
     assert answer.usage.prompt_tokens == len(tokenizer.encode("Say it"))
@@ -84,17 +49,18 @@ async def test_a_completion_has_text_reason_and_usage(serve: Any, tokenizer: Mod
     assert answer.id.startswith("cmpl-")
 
 
-async def test_what_was_asked_reaches_the_router(serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer) -> None:
-    async with serve() as (_, client):
-        await client.completions.create(
-            model=MODEL,
-            prompt=[5, 6, 7],
-            max_tokens=9,
-            temperature=0.5,
-            top_p=0.9,
-            seed=11,
-            extra_body={"top_k": 4, "min_p": 0.1, "stop_token_ids": [9], "speculation": "off", "max_draft_tokens": 2},
-        )
+async def test_what_was_asked_reaches_the_router(
+    client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
+    await client.completions.create(
+        model=MODEL,
+        prompt=[5, 6, 7],
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        seed=11,
+        extra_body={"top_k": 4, "min_p": 0.1, "stop_token_ids": [9], "speculation": "off", "max_draft_tokens": 2},
+    )
     asked = router.requests[0]
     assert list(asked.prompt_token_ids) == [5, 6, 7]
     assert (asked.model, asked.seeded, asked.sampling.seed) == (MODEL, True, 11)
@@ -108,23 +74,22 @@ async def test_what_was_asked_reaches_the_router(serve: Any, router: ScriptedRou
 
 
 async def test_what_is_asked_of_the_logits_reaches_the_router(
-    serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer
+    client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer
 ) -> None:
-    async with serve() as (_, client):
-        await client.completions.create(
-            model=MODEL,
-            prompt="a",
-            presence_penalty=0.5,
-            frequency_penalty=-1,
-            logit_bias={"5": 100, "6": -100},
-            extra_body={
-                "repetition_penalty": 1.5,
-                "allowed_token_ids": [5, 6, 7],
-                "bad_words": [" no", "n"],
-                "min_tokens": 3,
-            },
-        )
-        await client.completions.create(model=MODEL, prompt="a", presence_penalty=0, logit_bias={})
+    await client.completions.create(
+        model=MODEL,
+        prompt="a",
+        presence_penalty=0.5,
+        frequency_penalty=-1,
+        logit_bias={"5": 100, "6": -100},
+        extra_body={
+            "repetition_penalty": 1.5,
+            "allowed_token_ids": [5, 6, 7],
+            "bad_words": [" no", "n"],
+            "min_tokens": 3,
+        },
+    )
+    await client.completions.create(model=MODEL, prompt="a", presence_penalty=0, logit_bias={})
     asked, nothing = router.requests
     [n, o, space] = [tokenizer.encode(letter)[0] for letter in "no "]
     assert asked.logits == sequence_pb2.LogitsOptions(
@@ -142,21 +107,22 @@ async def test_what_is_asked_of_the_logits_reaches_the_router(
     assert not nothing.HasField("logits")
 
 
-async def test_structured_output_reaches_the_router_as_a_grammar(serve: Any, router: ScriptedRouter) -> None:
+async def test_structured_output_reaches_the_router_as_a_grammar(
+    client: openai.AsyncOpenAI, router: ScriptedRouter
+) -> None:
     pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     described: Any = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
     message: Any = {"role": "user", "content": "a"}
-    async with serve() as (_, client):
+    await client.chat.completions.create(model=MODEL, messages=[message], response_format=described)
+    await client.chat.completions.create(model=MODEL, messages=[message], response_format={"type": "json_object"})
+    await client.completions.create(
+        model=MODEL, prompt="a", extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+    )
+    await client.chat.completions.create(model=MODEL, messages=[message], response_format={"type": "text"})
+    with pytest.raises(openai.BadRequestError) as refused:
+        described["json_schema"]["schema"] = {"type": 5}
         await client.chat.completions.create(model=MODEL, messages=[message], response_format=described)
-        await client.chat.completions.create(model=MODEL, messages=[message], response_format={"type": "json_object"})
-        await client.completions.create(
-            model=MODEL, prompt="a", extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
-        )
-        await client.chat.completions.create(model=MODEL, messages=[message], response_format={"type": "text"})
-        with pytest.raises(openai.BadRequestError) as refused:
-            described["json_schema"]["schema"] = {"type": 5}
-            await client.chat.completions.create(model=MODEL, messages=[message], response_format=described)
     of_schema, any_object, choice, nothing = router.requests
     assert json.loads(of_schema.logits.grammar)["grammars"][0]["json_schema"]["required"] == ["a"]
     assert json.loads(any_object.logits.grammar)["grammars"][0]["json_schema"]["type"] == "object"
@@ -166,17 +132,16 @@ async def test_structured_output_reaches_the_router_as_a_grammar(serve: Any, rou
 
 
 async def test_a_prediction_reaches_the_router_and_is_counted(
-    serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer
+    client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer
 ) -> None:
     message: Any = {"role": "user", "content": "a"}
     predicted: Any = {"type": "content", "content": [{"type": "text", "text": TEXT.replace("stop", "zzzz")}]}
-    async with serve() as (_, client):
-        whole = await client.chat.completions.create(model=MODEL, messages=[message], prediction=predicted)
-        stream = await client.chat.completions.create(
-            model=MODEL, messages=[message], prediction=predicted, stream=True, stream_options={"include_usage": True}
-        )
-        usages = [chunk.usage async for chunk in stream if chunk.usage]
-        plain = await client.chat.completions.create(model=MODEL, messages=[message])
+    whole = await client.chat.completions.create(model=MODEL, messages=[message], prediction=predicted)
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=[message], prediction=predicted, stream=True, stream_options={"include_usage": True}
+    )
+    usages = [chunk.usage async for chunk in stream if chunk.usage]
+    plain = await client.chat.completions.create(model=MODEL, messages=[message])
     assert list(router.requests[0].predicted_token_ids) == tokenizer.encode_plain(TEXT.replace("stop", "zzzz"))
     for usage in (whole.usage, *usages):
         details = usage.completion_tokens_details
@@ -185,15 +150,14 @@ async def test_a_prediction_reaches_the_router_and_is_counted(
     assert plain.usage.completion_tokens_details is None
 
 
-async def test_what_a_target_refuses_has_the_clients_name(serve: Any, router: ScriptedRouter) -> None:
+async def test_what_a_target_refuses_has_the_clients_name(client: openai.AsyncOpenAI, router: ScriptedRouter) -> None:
     pytest.importorskip("llguidance")
-    async with serve() as (_, client):
-        for theirs, ours in (("logits.grammar", "structured_outputs.choice"), ("logits.biases", "biases")):
-            router.script = refusing(InvalidRequest(theirs, "too complex"))
-            with pytest.raises(openai.BadRequestError, match="too complex") as refused:
-                body = {"structured_outputs": {"choice": ["yes", "no"]}}
-                await client.completions.create(model=MODEL, prompt="a", extra_body=body)
-            assert refused.value.body["param"] == ours  # type: ignore[index]
+    for theirs, ours in (("logits.grammar", "structured_outputs.choice"), ("logits.biases", "biases")):
+        router.script = refusing(InvalidRequest(theirs, "too complex"))
+        with pytest.raises(openai.BadRequestError, match="too complex") as refused:
+            body = {"structured_outputs": {"choice": ["yes", "no"]}}
+            await client.completions.create(model=MODEL, prompt="a", extra_body=body)
+        assert refused.value.body["param"] == ours  # type: ignore[index]
 
 
 STATED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.25}
@@ -217,14 +181,13 @@ async def by_grpc(gateway: RunningGateway, options: generation_pb2.GenerationOpt
 
 @pytest.mark.usefixtures("stated")
 async def test_what_a_request_leaves_out_is_as_the_models_generation_config_states(
-    serve: Any, router: ScriptedRouter
+    running: RunningGateway, client: openai.AsyncOpenAI, router: ScriptedRouter
 ) -> None:
-    async with serve() as (gateway, client):
-        await client.completions.create(model=MODEL, prompt="a")
-        await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a"}])
-        await by_grpc(gateway)
-        [listed] = (await client.models.list()).data
-        found = await client.models.retrieve(MODEL)
+    await client.completions.create(model=MODEL, prompt="a")
+    await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a"}])
+    await by_grpc(running)
+    [listed] = (await client.models.list()).data
+    found = await client.models.retrieve(MODEL)
     for shown in (listed, found):
         assert shown.model_extra["sampling_defaults"] == {**STATED, "max_tokens": 77}
     for asked in router.requests:
@@ -237,47 +200,46 @@ async def test_what_a_request_leaves_out_is_as_the_models_generation_config_stat
 
 @pytest.mark.usefixtures("stated")
 async def test_the_fields_of_a_request_win_over_the_models_even_if_they_change_nothing(
-    serve: Any, router: ScriptedRouter
+    running: RunningGateway, client: openai.AsyncOpenAI, router: ScriptedRouter
 ) -> None:
     own: dict[str, Any] = {"top_k": 0, "min_p": 0, "repetition_penalty": 1}
     all_own: dict[str, Any] = {"temperature": 1, "top_p": 1, "max_tokens": 100, **own}
-    async with serve() as (gateway, client):
-        await client.completions.create(
-            model=MODEL, prompt="a", temperature=1, top_p=1, max_tokens=100, n=2, extra_body=own
-        )
-        await by_grpc(gateway, generation_pb2.GenerationOptions(**all_own))
-        for asked in router.requests:
-            assert asked.sampling == sequence_pb2.Sampling(temperature=1, top_p=1)
-            assert (asked.HasField("logits"), asked.stopping.max_new_tokens) == (False, 100)
-        for asked in ({}, {"temperature": 0.7}):
-            await client.completions.create(model=MODEL, prompt="a", **asked, extra_body={"do_sample": False})
-            assert (router.requests[-1].sampling.temperature, router.requests[-1].sampling.top_k) == (0, 20)
+    await client.completions.create(
+        model=MODEL, prompt="a", temperature=1, top_p=1, max_tokens=100, n=2, extra_body=own
+    )
+    await by_grpc(running, generation_pb2.GenerationOptions(**all_own))
+    for asked in router.requests:
+        assert asked.sampling == sequence_pb2.Sampling(temperature=1, top_p=1)
+        assert (asked.HasField("logits"), asked.stopping.max_new_tokens) == (False, 100)
+    for asked in ({}, {"temperature": 0.7}):
+        await client.completions.create(model=MODEL, prompt="a", **asked, extra_body={"do_sample": False})
+        assert (router.requests[-1].sampling.temperature, router.requests[-1].sampling.top_k) == (0, 20)
 
 
 @pytest.mark.usefixtures("stated")
-async def test_a_gateway_may_take_no_notice_of_generation_configs(serve: Any, router: ScriptedRouter) -> None:
-    async with serve(generation_config="none") as (_, client):
-        await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a"}])
-        assert (await client.models.retrieve(MODEL)).sampling_defaults == {}
+@pytest.mark.parametrize("options", [{"generation_config": "none"}])
+async def test_a_gateway_may_take_no_notice_of_generation_configs(
+    client: openai.AsyncOpenAI, router: ScriptedRouter
+) -> None:
+    await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a"}])
+    assert (await client.models.retrieve(MODEL)).sampling_defaults == {}
     [asked] = router.requests
     assert (asked.sampling, asked.HasField("logits")) == (sequence_pb2.Sampling(temperature=1, top_p=1), False)
     assert asked.stopping.max_new_tokens == CONTEXT - len(asked.prompt_token_ids)
 
 
-async def test_no_stop_string_ends_an_answer_before_min_tokens(serve: Any) -> None:
-    async with serve() as (_, client):
-        early = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stop=["e", "."])
-        late = await client.completions.create(
-            model=MODEL, prompt="a", max_tokens=100, stop=["e", "."], extra_body={"min_tokens": 3}
-        )
+async def test_no_stop_string_ends_an_answer_before_min_tokens(client: openai.AsyncOpenAI) -> None:
+    early = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stop=["e", "."])
+    late = await client.completions.create(
+        model=MODEL, prompt="a", max_tokens=100, stop=["e", "."], extra_body={"min_tokens": 3}
+    )
     assert early.choices[0].text == "Th"
     assert late.choices[0].text == TEXT[: TEXT.index(".")]
 
 
-async def test_defaults_are_those_of_the_api(serve: Any, router: ScriptedRouter) -> None:
-    async with serve() as (_, client):
-        await client.completions.create(model=MODEL, prompt="a")
-        await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a"}])
+async def test_defaults_are_those_of_the_api(client: openai.AsyncOpenAI, router: ScriptedRouter) -> None:
+    await client.completions.create(model=MODEL, prompt="a")
+    await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a"}])
     completion, chat = router.requests
     assert (completion.sampling.temperature, completion.sampling.top_p, completion.seeded) == (1, 1, False)
     assert completion.stopping.max_new_tokens == 16
@@ -286,19 +248,19 @@ async def test_defaults_are_those_of_the_api(serve: Any, router: ScriptedRouter)
     assert chat.stopping.max_new_tokens == CONTEXT - len(chat.prompt_token_ids)
 
 
-async def test_ignore_eos_sends_no_end_tokens(serve: Any, router: ScriptedRouter) -> None:
-    async with serve() as (_, client):
-        await client.completions.create(model=MODEL, prompt="a", extra_body={"ignore_eos": True})
+async def test_ignore_eos_sends_no_end_tokens(client: openai.AsyncOpenAI, router: ScriptedRouter) -> None:
+    await client.completions.create(model=MODEL, prompt="a", extra_body={"ignore_eos": True})
     assert not router.requests[0].stopping.stop_token_ids
 
 
-async def test_a_chat_uses_the_models_template(serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer) -> None:
+async def test_a_chat_uses_the_models_template(
+    client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
     messages: Any = [
         {"role": "developer", "content": "Be brief"},
         {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]},
     ]
-    async with serve() as (_, client):
-        answer = await client.chat.completions.create(model=MODEL, messages=messages)
+    answer = await client.chat.completions.create(model=MODEL, messages=messages)
     assert answer.choices[0].message.content == TEXT
     assert answer.choices[0].message.role == "assistant"
     rendered = "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
@@ -306,20 +268,18 @@ async def test_a_chat_uses_the_models_template(serve: Any, router: ScriptedRoute
     assert decoded == rendered
 
 
-async def test_a_stream_says_the_same_as_a_whole_answer(serve: Any) -> None:
-    async with serve() as (_, client):
-        stream = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stream=True)
-        chunks = [chunk async for chunk in stream]
+async def test_a_stream_says_the_same_as_a_whole_answer(client: openai.AsyncOpenAI) -> None:
+    stream = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stream=True)
+    chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["stop"]
     assert all(chunk.usage is None for chunk in chunks)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_the_finish_reason_of_a_stream_comes_after_all_content(serve: Any, path: str) -> None:
+async def test_the_finish_reason_of_a_stream_comes_after_all_content(http: httpx.AsyncClient, path: str) -> None:
     asked = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
-    async with serve() as (gateway, _):
-        answer = await post(gateway, {"model": MODEL, "stream": True, "max_tokens": 3, **asked}, path)
+    answer = await http.post(path, json={"model": MODEL, "stream": True, "max_tokens": 3, **asked})
     chunks = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n")[:-2]]
     assert "".join(
         chunk["choices"][0].get("text", chunk["choices"][0].get("delta", {}).get("content", "")) for chunk in chunks
@@ -329,30 +289,30 @@ async def test_the_finish_reason_of_a_stream_comes_after_all_content(serve: Any,
     assert last.get("delta", {}) == {} and last.get("text", "") == "" and last["logprobs"] is None
 
 
-async def test_an_error_after_the_headers_is_an_event(serve: Any, router: ScriptedRouter) -> None:
+async def test_an_error_after_the_headers_is_an_event(client: openai.AsyncOpenAI, router: ScriptedRouter) -> None:
     async def late(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
         await headers_came.wait()
         yield round_of([])
         raise Unavailable("no target", reason="NO_TARGET")
 
     router.script, headers_came = late, asyncio.Event()
-    async with serve() as (_, client):
-        stream = await client.completions.create(model=MODEL, prompt="a", stream=True)
-        headers_came.set()
-        with pytest.raises(openai.APIError, match="no target"):
-            await anext(aiter(stream))
+    stream = await client.completions.create(model=MODEL, prompt="a", stream=True)
+    headers_came.set()
+    with pytest.raises(openai.APIError, match="no target"):
+        await anext(aiter(stream))
 
 
-async def test_a_chat_stream_opens_with_the_role_and_ends_with_usage_and_metrics(serve: Any, ids: list[int]) -> None:
-    async with serve() as (_, client):
-        stream = await client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "a"}],
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"include_metrics": True},
-        )
-        chunks = [chunk async for chunk in stream]
+async def test_a_chat_stream_opens_with_the_role_and_ends_with_usage_and_metrics(
+    client: openai.AsyncOpenAI, ids: list[int]
+) -> None:
+    stream = await client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "a"}],
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"include_metrics": True},
+    )
+    chunks = [chunk async for chunk in stream]
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
     last = chunks[-1]
@@ -362,21 +322,19 @@ async def test_a_chat_stream_opens_with_the_role_and_ends_with_usage_and_metrics
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-async def test_usage_comes_with_every_chunk_where_that_is_asked(serve: Any) -> None:
+async def test_usage_comes_with_every_chunk_where_that_is_asked(client: openai.AsyncOpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    async with serve() as (_, client):
-        stream = await client.completions.create(
-            model=MODEL, prompt="a", max_tokens=5, stream=True, stream_options=options
-        )
-        usages = [chunk.usage async for chunk in stream]
+    stream = await client.completions.create(model=MODEL, prompt="a", max_tokens=5, stream=True, stream_options=options)
+    usages = [chunk.usage async for chunk in stream]
     counts = [usage.completion_tokens for usage in usages]
     assert counts == sorted(counts) and counts[-1] == 5
     assert {usage.prompt_tokens for usage in usages} == {usages[-1].prompt_tokens}
 
 
-async def test_a_stream_ends_with_done_in_server_sent_events(serve: Any) -> None:
-    async with serve() as (gateway, _):
-        answer = await post(gateway, {"model": MODEL, "prompt": "a", "stream": True, "include_metrics": True})
+async def test_a_stream_ends_with_done_in_server_sent_events(http: httpx.AsyncClient) -> None:
+    answer = await http.post(
+        "/v1/completions", json={"model": MODEL, "prompt": "a", "stream": True, "include_metrics": True}
+    )
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
@@ -385,12 +343,11 @@ async def test_a_stream_ends_with_done_in_server_sent_events(serve: Any) -> None
     assert "speculative_decoding" in last["metrics"]
 
 
-async def test_metrics_are_given_only_when_asked_and_sum_up_the_rounds(serve: Any) -> None:
-    async with serve() as (_, client):
-        plain = await client.completions.create(model=MODEL, prompt="a", max_tokens=30)
-        asked = await client.completions.create(
-            model=MODEL, prompt="a", max_tokens=30, extra_body={"include_metrics": True}
-        )
+async def test_metrics_are_given_only_when_asked_and_sum_up_the_rounds(client: openai.AsyncOpenAI) -> None:
+    plain = await client.completions.create(model=MODEL, prompt="a", max_tokens=30)
+    asked = await client.completions.create(
+        model=MODEL, prompt="a", max_tokens=30, extra_body={"include_metrics": True}
+    )
     assert not hasattr(plain, "metrics")
     sums = asked.metrics["speculative_decoding"]
     full = 10  # rounds of 3 tokens, of which the router drafted 2
@@ -404,43 +361,40 @@ async def test_metrics_are_given_only_when_asked_and_sum_up_the_rounds(serve: An
 
 
 async def test_a_stop_string_ends_the_text_the_usage_and_the_call(
-    serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer, ids: list[int]
+    client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer, ids: list[int]
 ) -> None:
     router.script = saying(ids, size=4, pause_s=0.05)
-    async with serve() as (_, client):
-        answer = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stop=["never", "日本:"])
-        assert answer.choices[0].text == "The €uro and "
-        assert answer.choices[0].finish_reason == "stop"
-        assert answer.usage.completion_tokens == len(tokenizer.encode("The €uro and 日本:"))
-        assert answer.usage.prompt_tokens_details.cached_tokens == 3
-        await until(lambda: router.num_cancelled == 1)
+    answer = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stop=["never", "日本:"])
+    assert answer.choices[0].text == "The €uro and "
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens == len(tokenizer.encode("The €uro and 日本:"))
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+    await until(lambda: router.num_cancelled == 1)
     assert router.num_running == 0
 
 
-async def test_models_are_listed_and_found_by_name(serve: Any) -> None:
-    async with serve() as (_, client):
-        assert [model.id async for model in client.models.list()] == [MODEL]
-        assert (await client.models.retrieve(MODEL)).owned_by == "outrider"
-        with pytest.raises(openai.NotFoundError):
-            await client.models.retrieve("other")
+async def test_models_are_listed_and_found_by_name(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == [MODEL]
+    assert (await client.models.retrieve(MODEL)).owned_by == "outrider"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("other")
 
 
-async def test_no_answer_sends_a_client_to_the_host_that_its_request_names(serve: Any) -> None:
+async def test_no_answer_sends_a_client_to_the_host_that_its_request_names(http: httpx.AsyncClient) -> None:
     paths = "/v1/completions/", "/v1/chat/completions/", "/v1/models/", "/health/", "/tokenize/", "//elsewhere.example/"
-    async with serve() as (gateway, _), httpx.AsyncClient(base_url=f"http://{gateway.http_address}") as http:
-        for method, path in itertools.product(("GET", "POST"), paths):
-            answer = await http.request(method, path, json={}, headers={"Host": "elsewhere.example"})
-            assert answer.status_code in (404, 405) and "location" not in answer.headers, (method, path)
+    for method, path in itertools.product(("GET", "POST"), paths):
+        answer = await http.request(method, path, json={}, headers={"Host": "elsewhere.example"})
+        assert answer.status_code in (404, 405) and "location" not in answer.headers, (method, path)
 
 
-async def test_health_and_metrics_tell_what_happened(serve: Any) -> None:
-    async with serve() as (gateway, client):
-        await client.completions.create(model=MODEL, prompt="abc", max_tokens=5)
-        await post(gateway, {"model": MODEL, "prompt": "a", "n": 0})
-        async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}") as http:
-            health = await http.get("/health")
-            public = await http.get("/metrics")
-        exposition = gateway.core.metrics.registry.get_sample_value
+async def test_health_and_metrics_tell_what_happened(
+    http: httpx.AsyncClient, running: RunningGateway, client: openai.AsyncOpenAI
+) -> None:
+    await client.completions.create(model=MODEL, prompt="abc", max_tokens=5)
+    await http.post("/v1/completions", json={"model": MODEL, "prompt": "a", "n": 0})
+    health = await http.get("/health")
+    public = await http.get("/metrics")
+    exposition = running.core.metrics.registry.get_sample_value
     assert (health.status_code, health.json()["models"]) == (200, [MODEL])
     assert public.status_code == 404 and "--api-metrics" in public.text
     model = {"model_name": "tiny"}
@@ -453,59 +407,57 @@ async def test_health_and_metrics_tell_what_happened(serve: Any) -> None:
 
 
 async def test_counting_tokens_is_bounded_and_has_a_place_like_any_request(
-    serve: Any, tokenizer: ModelTokenizer
+    running: RunningGateway, http: httpx.AsyncClient, tokenizer: ModelTokenizer
 ) -> None:
-    async with serve() as (gateway, _), httpx.AsyncClient(base_url=f"http://{gateway.http_address}") as http:
-        asked = [("/tokenize", "prompt", "ab " * 2000), ("/detokenize", "tokens", [40] * 2000)]
-        for path, field, value in asked:
-            refused = await http.post(path, json={"model": MODEL, field: value})
-            error = refused.json()["error"]
-            assert (refused.status_code, error["param"], error["code"]) == (400, field, "context_length_exceeded")
-        admission = gateway.core.admission
-        with admission.enter(num_places=admission.max_running):
-            for path, field, value in (("/tokenize", "prompt", "ab"), ("/detokenize", "tokens", [40])):
-                assert (await http.post(path, json={"model": MODEL, field: value})).status_code == 429
-            async with create_channel(gateway.grpc_address) as channel:
-                request = generation_pb2.DetokenizeRequest(model=MODEL, token_ids=[40])
-                with pytest.raises(grpc.aio.AioRpcError, match="under way"):
-                    await generation_pb2_grpc.GenerationServiceStub(channel).Detokenize(request)
-        tokens = (await http.post("/tokenize", json={"model": MODEL, "prompt": "ab"})).json()["tokens"]
+    asked = [("/tokenize", "prompt", "ab " * 2000), ("/detokenize", "tokens", [40] * 2000)]
+    for path, field, value in asked:
+        refused = await http.post(path, json={"model": MODEL, field: value})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, field, "context_length_exceeded")
+    admission = running.core.admission
+    with admission.enter(num_places=admission.max_running):
+        for path, field, value in (("/tokenize", "prompt", "ab"), ("/detokenize", "tokens", [40])):
+            assert (await http.post(path, json={"model": MODEL, field: value})).status_code == 429
+        async with create_channel(running.grpc_address) as channel:
+            request = generation_pb2.DetokenizeRequest(model=MODEL, token_ids=[40])
+            with pytest.raises(grpc.aio.AioRpcError, match="under way"):
+                await generation_pb2_grpc.GenerationServiceStub(channel).Detokenize(request)
+    tokens = (await http.post("/tokenize", json={"model": MODEL, "prompt": "ab"})).json()["tokens"]
     assert tokens == tokenizer.encode("ab")
 
 
-async def test_a_gateway_stays_ready_while_a_model_may_come_back(serve: Any, router: ScriptedRouter) -> None:
-    async with serve() as (gateway, client), httpx.AsyncClient(base_url=f"http://{gateway.http_address}") as http:
-        await client.completions.create(model=MODEL, prompt="abc", max_tokens=5)
-        router.models = ()
-        await until(lambda: bool(gateway.core.catalog.awaited))
-        health = await http.get("/health")
+async def test_a_gateway_stays_ready_while_a_model_may_come_back(
+    running: RunningGateway, client: openai.AsyncOpenAI, http: httpx.AsyncClient, router: ScriptedRouter
+) -> None:
+    await client.completions.create(model=MODEL, prompt="abc", max_tokens=5)
+    router.models = ()
+    await until(lambda: bool(running.core.catalog.awaited))
+    health = await http.get("/health")
     assert (health.status_code, health.json()["models"], health.json()["awaited"]) == (200, [], [MODEL])
 
 
 async def test_a_client_that_leaves_a_stream_cancels_the_call_at_once(
-    serve: Any, router: ScriptedRouter, ids: list[int]
+    running: RunningGateway, client: openai.AsyncOpenAI, router: ScriptedRouter, ids: list[int]
 ) -> None:
     router.script = saying(ids, pause_s=0.05)
-    async with serve() as (gateway, client):
-        stream = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stream=True)
-        await anext(aiter(stream))
-        await stream.close()
-        await until(lambda: router.num_cancelled == 1 and gateway.core.admission.running == 0)
+    stream = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stream=True)
+    await anext(aiter(stream))
+    await stream.close()
+    await until(lambda: router.num_cancelled == 1 and running.core.admission.running == 0)
 
 
-async def test_a_client_that_leaves_before_the_first_token_cancels_the_call(serve: Any, router: ScriptedRouter) -> None:
+async def test_a_client_that_leaves_before_the_first_token_cancels_the_call(
+    running: RunningGateway, client: openai.AsyncOpenAI, router: ScriptedRouter
+) -> None:
     router.script = silence
-    async with serve() as (gateway, client):
-        with pytest.raises(openai.APITimeoutError):
-            await client.completions.create(model=MODEL, prompt="a", timeout=1.0)
-        # The headers of a stream come although the model says nothing.
-        stream = await client.completions.create(model=MODEL, prompt="a", stream=True)
-        await stream.close()
-        await until(lambda: router.num_cancelled == 2 and gateway.core.admission.running == 0)
-        failed = gateway.core.metrics.registry.get_sample_value(
-            "outrider_request_failure_total", {"reason": "cancelled"}
-        )
-        assert failed == 2
+    with pytest.raises(openai.APITimeoutError):
+        await client.completions.create(model=MODEL, prompt="a", timeout=1.0)
+    # The headers of a stream come although the model says nothing.
+    stream = await client.completions.create(model=MODEL, prompt="a", stream=True)
+    await stream.close()
+    await until(lambda: router.num_cancelled == 2 and running.core.admission.running == 0)
+    failed = running.core.metrics.registry.get_sample_value("outrider_request_failure_total", {"reason": "cancelled"})
+    assert failed == 2
 
 
 async def silence(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
@@ -513,89 +465,72 @@ async def silence(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.
     yield round_of([])
 
 
-def refusing(error: OutriderError, after: int = 0) -> Script:
-    async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
-        for _ in range(after):
-            yield round_of([40])
-        raise error
-
-    return script
-
-
-async def test_an_error_before_the_first_token_has_its_own_status(serve: Any, router: ScriptedRouter) -> None:
+async def test_an_error_before_the_first_token_has_its_own_status(
+    http: httpx.AsyncClient, router: ScriptedRouter
+) -> None:
     errors = [
         (Overloaded("full", retry_after_s=2.5), 429, "rate_limit_error", "rate_limit_exceeded"),
         (Unavailable("no target", reason="NO_TARGET"), 503, "service_unavailable", "no_target"),
         (DeadlineExceeded("late"), 504, "timeout_error", "deadline_exceeded"),
         (OutriderError("secret detail"), 500, "server_error", "internal"),
     ]
-    async with serve() as (gateway, _):
-        for (error, status, kind, code), stream in itertools.product(errors, (False, True)):
-            router.script = refusing(error)
-            answer = await post(gateway, {"model": MODEL, "prompt": "a", "stream": stream})
-            assert answer.status_code == status
-            assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == (kind, code)
-            assert "secret" not in answer.text
-            assert answer.headers.get("retry-after") == ("3" if status == 429 else None)
+    for (error, status, kind, code), stream in itertools.product(errors, (False, True)):
+        router.script = refusing(error)
+        answer = await http.post("/v1/completions", json={"model": MODEL, "prompt": "a", "stream": stream})
+        assert answer.status_code == status
+        assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == (kind, code)
+        assert "secret" not in answer.text
+        assert answer.headers.get("retry-after") == ("3" if status == 429 else None)
 
 
-async def test_why_a_router_gave_a_request_up_is_told(serve: Any, router: ScriptedRouter) -> None:
+async def test_why_a_router_gave_a_request_up_is_told(http: httpx.AsyncClient, router: ScriptedRouter) -> None:
     router.script = refusing(InternalError("given up after 2 targets failed", reason="TARGETS_FAILED"))
-    async with serve() as (gateway, _):
-        error = (await post(gateway, {"model": MODEL, "prompt": "a"})).json()["error"]
+    error = (await http.post("/v1/completions", json={"model": MODEL, "prompt": "a"})).json()["error"]
     assert (error["code"], error["message"]) == ("targets_failed", "given up after 2 targets failed")
 
 
-async def test_an_error_in_mid_stream_is_an_event_the_client_raises(serve: Any, router: ScriptedRouter) -> None:
-    router.script = refusing(Unavailable("all targets are gone", reason="NO_TARGET"), after=2)
-    async with serve() as (_, client):
-        stream = await client.completions.create(model=MODEL, prompt="a", stream=True)
-        with pytest.raises(openai.APIError, match="all targets are gone"):
-            async for _ in stream:
-                pass
-
-
-async def test_a_router_that_reports_a_broken_end_is_an_error_not_an_answer(serve: Any, router: ScriptedRouter) -> None:
+async def test_a_router_that_reports_a_broken_end_is_an_error_not_an_answer(
+    http: httpx.AsyncClient, router: ScriptedRouter
+) -> None:
     router.script = saying([40], finish=sequence_pb2.FinishReason.ValueType(9))
-    async with serve() as (gateway, _):
-        assert (await post(gateway, {"model": MODEL, "prompt": "a"})).status_code == 500
+    assert (await http.post("/v1/completions", json={"model": MODEL, "prompt": "a"})).status_code == 500
 
 
-async def test_the_time_limit_is_a_504_and_reaches_the_router(serve: Any, router: ScriptedRouter) -> None:
+@pytest.mark.parametrize("options", [{"limits": GatewayLimits(request_timeout_s=1.0)}])
+async def test_the_time_limit_is_a_504_and_reaches_the_router(http: httpx.AsyncClient, router: ScriptedRouter) -> None:
     router.script = silence
-    async with serve(limits=GatewayLimits(request_timeout_s=1.0)) as (gateway, _):
-        answer = await post(gateway, {"model": MODEL, "prompt": "a"})
-        assert answer.status_code == 504
-        assert answer.json()["error"]["code"] == "deadline_exceeded"
+    answer = await http.post("/v1/completions", json={"model": MODEL, "prompt": "a"})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
     assert router.timeouts_s[0] is not None
     assert router.timeouts_s[0] <= 1.0
 
 
-async def test_more_requests_than_allowed_are_sent_away_with_retry_after(serve: Any, router: ScriptedRouter) -> None:
+@pytest.mark.parametrize("options", [{"limits": GatewayLimits(max_running=1)}])
+async def test_more_requests_than_allowed_are_sent_away_with_retry_after(
+    http: httpx.AsyncClient, router: ScriptedRouter
+) -> None:
     router.script = silence
-    async with serve(limits=GatewayLimits(max_running=1)) as (gateway, _):
-        first = asyncio.create_task(post(gateway, {"model": MODEL, "prompt": "a"}))
-        await until(lambda: router.num_running == 1)
-        second = await post(gateway, {"model": MODEL, "prompt": "a"})
-        first.cancel()
+    first = asyncio.create_task(http.post("/v1/completions", json={"model": MODEL, "prompt": "a"}))
+    await until(lambda: router.num_running == 1)
+    second = await http.post("/v1/completions", json={"model": MODEL, "prompt": "a"})
+    first.cancel()
     assert second.status_code == 429
     assert int(second.headers["retry-after"]) >= 1
 
 
 async def test_a_drain_finishes_what_runs_and_takes_nothing_new(
-    serve: Any, router: ScriptedRouter, ids: list[int]
+    http: httpx.AsyncClient, running: RunningGateway, client: openai.AsyncOpenAI, router: ScriptedRouter, ids: list[int]
 ) -> None:
     router.script = saying(ids, pause_s=0.01)
-    async with serve() as (gateway, client):
-        stream = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stream=True)
-        text = (await anext(aiter(stream))).choices[0].text
-        draining = asyncio.create_task(gateway.core.admission.drain(5.0))
-        await until(lambda: gateway.core.admission.draining)
-        refused = await post(gateway, {"model": MODEL, "prompt": "a"})
-        async with httpx.AsyncClient() as http:
-            health = await http.get(f"http://{gateway.http_address}/health")
-        text += "".join([chunk.choices[0].text async for chunk in stream])
-        assert await draining
+    stream = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stream=True)
+    text = (await anext(aiter(stream))).choices[0].text
+    draining = asyncio.create_task(running.core.admission.drain(5.0))
+    await until(lambda: running.core.admission.draining)
+    refused = await http.post("/v1/completions", json={"model": MODEL, "prompt": "a"})
+    health = await http.get("/health")
+    text += "".join([chunk.choices[0].text async for chunk in stream])
+    assert await draining
     assert text == TEXT
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     assert health.status_code == 503

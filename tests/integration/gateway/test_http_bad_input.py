@@ -11,10 +11,8 @@ import httpx
 import pytest
 from outrider.gateway.config import GatewayLimits
 from outrider.gateway.http.openai.schemas import CompletionRequest
-from outrider.gateway.tokenizer.model import ModelTokenizer
 
-from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import CONTEXT, MODEL, VOCAB, ScriptedRouter, routing, saying
+from tests.integration.gateway.scripted_router import CONTEXT, MODEL, VOCAB, ScriptedRouter, saying
 
 USER = {"role": "user", "content": "a"}
 NAN = float("nan")
@@ -261,18 +259,13 @@ HARMLESS: dict[str, Any] = {
 
 
 @pytest.fixture
-def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
+def router() -> ScriptedRouter:
     return ScriptedRouter(saying([40, 2]))
 
 
 @pytest.fixture
-async def http(gateway: OpenGateway, router: ScriptedRouter) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        routing(router) as address,
-        gateway(address, limits=GatewayLimits(max_body_bytes=100_000, body_timeout_s=0.5)) as running,
-        httpx.AsyncClient(base_url=f"http://{running.http_address}/v1") as client,
-    ):
-        yield client
+def options() -> dict[str, Any]:
+    return {"limits": GatewayLimits(max_body_bytes=100_000, body_timeout_s=0.5)}
 
 
 async def post(http: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:
@@ -288,58 +281,45 @@ def check_error(answer: httpx.Response, status: int, param: str | None) -> None:
     assert param is None or param in error["message"] or status == 404
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_every_bad_completion_is_refused_by_name(
-    http: httpx.AsyncClient, router: ScriptedRouter, stream: bool
+async def test_every_bad_completion_is_refused_by_name_before_a_stream_begins(
+    http: httpx.AsyncClient, router: ScriptedRouter
 ) -> None:
+    asked = {"model": MODEL, "prompt": "a", "stream": True}
     for fields, param in COMPLETIONS:
-        body = {"model": MODEL, "prompt": "a", "stream": stream, **fields}
-        check_error(await post(http, "/completions", body), 400, param)
+        check_error(await post(http, "/v1/completions", asked | fields), 400, param)
     for model in ("nobody", "../../etc"):
-        body = {"model": model, "prompt": "a", "stream": stream}
-        check_error(await post(http, "/completions", body), 404, "model")
+        check_error(await post(http, "/v1/completions", asked | {"model": model}), 404, "model")
     assert router.requests == []
 
 
 async def test_a_name_that_the_client_made_up_is_not_sent_back_at_length(http: httpx.AsyncClient) -> None:
-    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a", "x" * 90_000: 1})
+    answer = await post(http, "/v1/completions", {"model": MODEL, "prompt": "a", "x" * 90_000: 1})
     check_error(answer, 400, "x" * 200)
 
 
 async def test_a_field_that_is_missing_is_named(http: httpx.AsyncClient) -> None:
-    check_error(await post(http, "/completions", {"prompt": "a"}), 400, "model")
-    check_error(await post(http, "/completions", {"model": MODEL}), 400, "prompt")
-    check_error(await post(http, "/chat/completions", {"model": MODEL}), 400, "messages")
+    check_error(await post(http, "/v1/completions", {"prompt": "a"}), 400, "model")
+    check_error(await post(http, "/v1/completions", {"model": MODEL}), 400, "prompt")
+    check_error(await post(http, "/v1/chat/completions", {"model": MODEL}), 400, "messages")
 
 
 async def test_every_bad_chat_is_refused_by_name(http: httpx.AsyncClient, router: ScriptedRouter) -> None:
     for fields, param in CHATS:
         body = {"model": MODEL, "messages": [USER], **fields}
-        check_error(await post(http, "/chat/completions", body), 400, param)
+        check_error(await post(http, "/v1/chat/completions", body), 400, param)
     assert router.requests == []
 
 
 async def test_a_refusal_of_something_known_says_it_is_unsupported(http: httpx.AsyncClient) -> None:
-    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a", "suffix": "b"})
+    answer = await post(http, "/v1/completions", {"model": MODEL, "prompt": "a", "suffix": "b"})
     assert answer.json()["error"]["code"] == "unsupported_parameter"
-    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a", "temprature": 3})
+    answer = await post(http, "/v1/completions", {"model": MODEL, "prompt": "a", "temprature": 3})
     assert answer.json()["error"]["code"] == "unknown_parameter"
-
-
-@pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
-async def test_a_prompt_far_over_the_context_is_refused_without_being_tokenised(
-    http: httpx.AsyncClient, path: str
-) -> None:
-    prompt = {"prompt": "a " * 40_000} if path == "/completions" else {"messages": [USER | {"content": "a " * 40_000}]}
-    answer = await post(http, path, {"model": MODEL, **prompt})
-    check_error(answer, 400, next(iter(prompt)))
-    # Tokenised, its tokens would be counted.
-    assert "at least" in answer.json()["error"]["message"]
 
 
 async def test_options_that_ask_for_nothing_special_are_accepted(http: httpx.AsyncClient) -> None:
     completion = {**HARMLESS, "best_of": 1, "echo": False, "suffix": None, "logprobs": None, "prompt": ["a"]}
-    assert (await post(http, "/completions", {"model": MODEL, **completion})).status_code == 200
+    assert (await post(http, "/v1/completions", {"model": MODEL, **completion})).status_code == 200
     chat = {
         **HARMLESS,
         "tools": [],
@@ -361,7 +341,7 @@ async def test_options_that_ask_for_nothing_special_are_accepted(http: httpx.Asy
         "chat_template_kwargs": {"enable_thinking": False, "self": 1},
         "messages": [USER, {"role": "assistant", "content": "b", "refusal": None, "tool_calls": None}, USER],
     }
-    assert (await post(http, "/chat/completions", {"model": MODEL, **chat})).status_code == 200
+    assert (await post(http, "/v1/chat/completions", {"model": MODEL, **chat})).status_code == 200
 
 
 async def test_what_clients_add_inside_messages_and_tools_changes_nothing(
@@ -389,17 +369,17 @@ async def test_what_clients_add_inside_messages_and_tools_changes_nothing(
     ]
     for messages, one in ((plain, tool), (added, {**tool, **cached, "function": {"name": "f", "defer_loading": True}})):
         asked = {"model": MODEL, "messages": messages, "tools": [one], "max_tokens": 1}
-        assert (await post(http, "/chat/completions", asked)).status_code == 200
+        assert (await post(http, "/v1/chat/completions", asked)).status_code == 200
     assert router.requests[0].prompt_token_ids == router.requests[1].prompt_token_ids
 
 
-async def test_a_field_that_is_null_was_not_given(http: httpx.AsyncClient, router: ScriptedRouter) -> None:
+async def test_a_field_that_is_null_was_not_given(http: httpx.AsyncClient) -> None:
     """Clients of other servers send all of their fields."""
     nulls = {"mm_processor_kwargs": None, "logits_processors": None, "tools": None, "max_tokens": None}
     formats = {"response_format": {"type": "text", "json_schema": None}}
     asked = {"model": MODEL, "messages": [USER], **nulls, **formats}
-    assert (await post(http, "/chat/completions", asked)).status_code == 200
-    check_error(await post(http, "/chat/completions", {**asked, "messages": None}), 400, "messages")
+    assert (await post(http, "/v1/chat/completions", asked)).status_code == 200
+    check_error(await post(http, "/v1/chat/completions", {**asked, "messages": None}), 400, "messages")
 
 
 CALL: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -440,7 +420,7 @@ async def test_messages_in_the_forms_of_many_clients_are_the_same_prompt(
 ) -> None:
     for form, both in SAME_MESSAGES.items():
         for messages in both:
-            answer = await post(http, "/chat/completions", {"model": MODEL, "messages": messages})
+            answer = await post(http, "/v1/chat/completions", {"model": MODEL, "messages": messages})
             assert answer.status_code == 200, answer.text
         first, second = (list(request.prompt_token_ids) for request in router.requests[-2:])
         assert first == second, form
@@ -455,19 +435,29 @@ async def test_what_was_refused_of_an_answer_is_told_to_the_model(
         {"content": [{"type": "refusal", "refusal": "No."}]},
     ):
         messages = [USER, {"role": "assistant", **answer}, USER]
-        assert (await post(http, "/chat/completions", {"model": MODEL, "messages": messages})).status_code == 200
+        assert (await post(http, "/v1/chat/completions", {"model": MODEL, "messages": messages})).status_code == 200
     first, *others = (list(request.prompt_token_ids) for request in router.requests)
     assert others == [first, first]
 
 
 async def test_what_exceeds_the_context_is_refused_in_the_words_that_others_know(http: httpx.AsyncClient) -> None:
-    for asked, numbers in (
-        ({"prompt": "a" * 600}, "it has 600 tokens"),
-        ({"prompt": [3] * 600}, "it has 600 tokens"),
-        ({"prompt": "a " * 40_000}, "it has at least"),
-        ({"prompt": [3] * 500, "max_tokens": 20}, "(500 in the messages, 20 in the completion)"),
+    far: Any = "a " * 40_000
+    for path, asked, param, numbers in (
+        ("completions", {"prompt": "a" * 600}, "prompt", "it has 600 tokens"),
+        ("completions", {"prompt": [3] * 600}, "prompt", "it has 600 tokens"),
+        # Tokenised, its tokens would be counted.
+        ("completions", {"prompt": far}, "prompt", "it has at least"),
+        ("chat/completions", {"messages": [USER | {"content": far}]}, "messages", "it has at least"),
+        (
+            "completions",
+            {"prompt": [3] * 500, "max_tokens": 20},
+            "max_tokens",
+            "(500 in the messages, 20 in the completion)",
+        ),
     ):
-        error = (await post(http, "/completions", {"model": MODEL, **asked})).json()["error"]
+        answer = await post(http, f"/v1/{path}", {"model": MODEL, **asked})
+        check_error(answer, 400, param)
+        error = answer.json()["error"]
         assert error["code"] == "context_length_exceeded"
         assert f"This model's maximum context length is {CONTEXT} tokens. However, " in error["message"]
         assert numbers in error["message"]
@@ -476,11 +466,11 @@ async def test_what_exceeds_the_context_is_refused_in_the_words_that_others_know
 async def test_a_body_that_is_no_json_object_is_a_400(http: httpx.AsyncClient) -> None:
     deep = [b"[" * 50_000, b'{"a":' * 9000 + b"1"]
     for body in [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"prompt": "\\ud800"}', *deep]:
-        check_error(await post(http, "/completions", body), 400, None)
+        check_error(await post(http, "/v1/completions", body), 400, None)
 
 
 async def test_a_body_over_the_limit_is_a_413_declared_or_not(http: httpx.AsyncClient) -> None:
-    declared = await post(http, "/completions", b'{"prompt":"' + b"a" * 200_000 + b'"}')
+    declared = await post(http, "/v1/completions", b'{"prompt":"' + b"a" * 200_000 + b'"}')
     check_error(declared, 413, None)
 
     async def undeclared() -> AsyncIterator[bytes]:
@@ -488,7 +478,7 @@ async def test_a_body_over_the_limit_is_a_413_declared_or_not(http: httpx.AsyncC
             yield b" " * 10_000
 
     headers = {"content-type": "application/json"}
-    check_error(await http.post("/completions", content=undeclared(), headers=headers), 413, None)
+    check_error(await http.post("/v1/completions", content=undeclared(), headers=headers), 413, None)
 
 
 async def test_a_body_that_does_not_arrive_is_a_408(http: httpx.AsyncClient) -> None:
@@ -497,16 +487,14 @@ async def test_a_body_that_does_not_arrive_is_a_408(http: httpx.AsyncClient) -> 
         await asyncio.sleep(0.8)
 
     headers = {"content-type": "application/json"}
-    check_error(await http.post("/completions", content=stuck(), headers=headers), 408, None)
+    check_error(await http.post("/v1/completions", content=stuck(), headers=headers), 408, None)
 
 
 async def test_other_content_types_paths_and_methods_get_openai_errors(http: httpx.AsyncClient) -> None:
-    check_error(await http.post("/completions", data={"prompt": "a"}), 415, "Content-Type")
-    packed = {"content-type": "application/json", "content-encoding": "br"}
-    check_error(await http.post("/completions", content=b"\x1f\x8b", headers=packed), 415, "Content-Encoding")
-    check_error(await http.get("/completions"), 405, None)
-    check_error(await http.get("/nowhere"), 404, None)
-    check_error(await post(http, "/embeddings", {}), 404, None)
+    check_error(await http.post("/v1/completions", data={"prompt": "a"}), 415, "Content-Type")
+    check_error(await http.get("/v1/completions"), 405, None)
+    check_error(await http.get("/v1/nowhere"), 404, None)
+    check_error(await post(http, "/v1/embeddings", {}), 404, None)
 
 
 async def test_a_fault_of_ours_is_an_error_of_openai_s_shape(
@@ -516,6 +504,6 @@ async def test_a_fault_of_ours_is_an_error_of_openai_s_shape(
         raise ZeroDivisionError
 
     monkeypatch.setattr(CompletionRequest, "generations", fail)
-    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a"})
+    answer = await post(http, "/v1/completions", {"model": MODEL, "prompt": "a"})
     check_error(answer, 500, None)
     assert answer.json()["error"]["type"] == "server_error"

@@ -11,7 +11,6 @@ import httpx
 import pytest
 from outrider.errors import OutriderError
 from outrider.gateway.http.openai.shapes import CompletionShape
-from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.v1 import router_pb2
 from outrider.telemetry.logging import configure_logging
 
@@ -33,7 +32,7 @@ def lines() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-async def test_no_line_holds_a_prompt(gateway: OpenGateway, tokenizer: ModelTokenizer, lines: io.StringIO) -> None:
+async def test_no_line_holds_a_prompt(gateway: OpenGateway, lines: io.StringIO) -> None:
     async def answer(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
         raise OutriderError(f"a fault that quotes {MARKER}")
         yield round_of([])

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from outrider.gateway.config import GatewayLimits
-from outrider.gateway.tokenizer.model import ModelTokenizer
 
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.malformed import answer_anything, bad_ends, grpc_messages, http_bodies, http_requests
@@ -19,7 +18,7 @@ SOON = replace(LIMITS, header_timeout_s=0.2, idle_timeout_s=0.2, body_timeout_s=
 
 
 @pytest.fixture
-def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
+def router() -> ScriptedRouter:
     return ScriptedRouter(answer_anything)
 
 

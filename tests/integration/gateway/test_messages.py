@@ -8,26 +8,18 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 from outrider.errors import Unavailable
+from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.rpc.v1 import sequence_pb2
 from pydantic import BaseModel, TypeAdapter
 
-from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import (
-    MODEL,
-    ScriptedRouter,
-    round_of,
-    routing,
-    saying,
-    tiny_tokenizer_bytes,
-)
-from tests.integration.gateway.test_tools import prompt_of
+from tests.integration.gateway.conftest import Says, prompt_of
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, refusing
 
 HI: Any = {"role": "user", "content": "Hm?"}
 CITY: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -39,55 +31,47 @@ CACHED: Any = {"cache_control": {"type": "ephemeral"}}
 IGNORED = "x-outrider-ignored"
 
 
+@dataclass
 class Asking:
-    """A gateway, its router, Anthropic's client and a plain one."""
+    """Anthropic's client and a plain one, of a gateway whose model says "Fine." or what it is told to."""
 
-    def __init__(self, address: str, router: ScriptedRouter, tokenizer: ModelTokenizer) -> None:
-        self.router, self._tokenizer = router, tokenizer
-        self.library = pytest.importorskip("anthropic")
-        self.client = self.library.AsyncAnthropic(base_url=f"http://{address}", api_key="none", max_retries=0)
-        self.http = httpx.AsyncClient(base_url=f"http://{address}/v1", timeout=60)
+    library: Any
+    client: Any
+    http: httpx.AsyncClient
+    router: ScriptedRouter
+    tokenizer: ModelTokenizer
+    says: Says
 
     async def create(self, **fields: Any) -> Any:
         return await self.client.messages.create(**{"model": MODEL, "max_tokens": 400, "messages": [HI], **fields})
 
-    async def post(self, path: str = "/messages", **fields: Any) -> httpx.Response:
-        return await self.http.post(path, json={"model": MODEL, "max_tokens": 400, "messages": [HI], **fields})
-
-    def says(self, text: str, *, cut: bool = False, size: int = 3) -> None:
-        ids = self.encoded(text)
-        finish = sequence_pb2.FINISH_REASON_LENGTH if cut else sequence_pb2.FINISH_REASON_STOP
-        self.router.script = saying(ids if cut else [*ids, 2], size=size, finish=finish)
-
-    def encoded(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text)
+    async def post(self, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "max_tokens": 400, "messages": [HI], **fields}
+        return await self.http.post("/v1/messages", json=body)
 
     def prompt(self, number: int = -1) -> str:
-        return prompt_of(self.router.requests[number], self._tokenizer)
+        return prompt_of(self.router.requests[number], self.tokenizer)
 
 
 @pytest.fixture
-def ask(gateway: OpenGateway, tokenizer: ModelTokenizer) -> Any:
-    @asynccontextmanager
-    async def asked(text: str = "Fine.", template: str = "", **options: Any) -> AsyncIterator[Asking]:
-        router = ScriptedRouter(saying([2]), max_context_len=4096, tokenizer=tiny_tokenizer_bytes(template))
-        async with routing(router) as address, gateway(address, **options) as running:
-            asking = Asking(running.http_address, router, tokenizer)
-            asking.says(text)
-            async with asking.client, asking.http:
-                yield asking
-
-    return asked
+async def asking(
+    running: RunningGateway, http: httpx.AsyncClient, router: ScriptedRouter, tokenizer: ModelTokenizer, says: Says
+) -> AsyncIterator[Asking]:
+    library = pytest.importorskip("anthropic")
+    address = f"http://{running.http_address}"
+    async with library.AsyncAnthropic(base_url=address, api_key="none", max_retries=0) as client:
+        says("Fine.")
+        yield Asking(library, client, http, router, tokenizer, says)
 
 
 # Whole answers
 
 
-async def test_a_whole_answer_has_its_text_its_end_and_its_usage(ask: Any, tokenizer: ModelTokenizer) -> None:
-    async with ask("Fine, thanks.") as asking:
-        answer = await asking.create(
-            system="Be brief.", max_tokens=50, metadata={"user_id": "u"}, extra_body={"temperature": 0}
-        )
+async def test_a_whole_answer_has_its_text_its_end_and_its_usage(asking: Asking, tokenizer: ModelTokenizer) -> None:
+    asking.says("Fine, thanks.")
+    answer = await asking.create(
+        system="Be brief.", max_tokens=50, metadata={"user_id": "u"}, extra_body={"temperature": 0}
+    )
     assert [block.model_dump() for block in answer.content] == [
         {"type": "text", "text": "Fine, thanks.", "citations": None}
     ]
@@ -109,9 +93,8 @@ async def test_a_whole_answer_has_its_text_its_end_and_its_usage(ask: Any, token
     assert (asked.sampling.temperature, asked.stopping.max_new_tokens) == (0, 50)
 
 
-async def test_every_option_of_sampling_reaches_the_router(ask: Any) -> None:
-    async with ask() as asking:
-        await asking.create(extra_body={"temperature": 0.5, "top_p": 0.25, "top_k": 7.0})
+async def test_every_option_of_sampling_reaches_the_router(asking: Asking) -> None:
+    await asking.create(extra_body={"temperature": 0.5, "top_p": 0.25, "top_k": 7.0})
     sampling = asking.router.requests[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 7)
 
@@ -126,17 +109,16 @@ ENDS: list[tuple[str, bool, dict[str, Any], str, str | None]] = [
 """What is said, whether that is cut off, of which request; and the reason of the end, with its stop sequence."""
 
 
-async def test_the_reason_of_the_end_is_named(ask: Any) -> None:
-    async with ask() as asking:
-        for said, cut, fields, reason, stop in ENDS:
-            asking.says(said, cut=cut)
-            whole = await asking.create(**fields)
-            async with asking.client.messages.stream(
-                **{"model": MODEL, "max_tokens": 400, "messages": [HI], **fields}
-            ) as stream:
-                streamed = await stream.get_final_message()
-            for answer in (whole, streamed):
-                assert (answer.stop_reason, answer.stop_sequence) == (reason, stop), said
+async def test_the_reason_of_the_end_is_named(asking: Asking) -> None:
+    for said, cut, fields, reason, stop in ENDS:
+        asking.says(said, cut=cut)
+        whole = await asking.create(**fields)
+        async with asking.client.messages.stream(
+            **{"model": MODEL, "max_tokens": 400, "messages": [HI], **fields}
+        ) as stream:
+            streamed = await stream.get_final_message()
+        for answer in (whole, streamed):
+            assert (answer.stop_reason, answer.stop_sequence) == (reason, stop), said
 
 
 # Streams
@@ -149,6 +131,7 @@ def event_type() -> TypeAdapter[Any]:
     return TypeAdapter(RawMessageStreamEvent)
 
 
+@pytest.mark.parametrize("options", [{"reasoning_parsers": ("think",)}])
 @pytest.mark.parametrize(
     ("said", "kinds"),
     [
@@ -161,16 +144,15 @@ def event_type() -> TypeAdapter[Any]:
     ],
 )
 async def test_a_stream_has_anthropics_events_in_their_order_and_adds_up_to_the_whole(
-    ask: Any, said: str, kinds: list[str]
+    asking: Asking, said: str, kinds: list[str]
 ) -> None:
-    async with ask(said, reasoning_parsers=("think",)) as asking:
-        fields: Any = {"tools": [WEATHER, CLOCK]}
-        asking.says(said, size=400)
-        whole = await asking.create(**fields)
-        asking.says(said)
-        raw = (await asking.post(stream=True, **fields)).text
-        async with asking.client.messages.stream(model=MODEL, max_tokens=400, messages=[HI], **fields) as stream:
-            final = await stream.get_final_message()
+    fields: Any = {"tools": [WEATHER, CLOCK]}
+    asking.says(said, size=400)
+    whole = await asking.create(**fields)
+    asking.says(said)
+    raw = (await asking.post(stream=True, **fields)).text
+    async with asking.client.messages.stream(model=MODEL, max_tokens=400, messages=[HI], **fields) as stream:
+        final = await stream.get_final_message()
     events = [dict(line.split(": ", 1) for line in event.split("\n")) for event in raw.strip().split("\n\n")]
     for each in events:
         data = json.loads(each["data"])
@@ -207,16 +189,11 @@ def _plain(message: Any) -> Any:
     return found
 
 
-async def test_an_error_in_mid_stream_is_anthropics_event(ask: Any) -> None:
-    async def breaking(request: Any) -> AsyncIterator[Any]:
-        yield round_of([40, 41])
-        raise Unavailable("all targets are gone", reason="NO_TARGET")
-
-    async with ask() as asking:
-        asking.router.script = breaking
-        with pytest.raises(asking.library.APIStatusError, match="all targets are gone") as caught:
-            async with asking.client.messages.stream(model=MODEL, max_tokens=9, messages=[HI]) as stream:
-                await stream.get_final_message()
+async def test_an_error_in_mid_stream_is_anthropics_event(asking: Asking) -> None:
+    asking.router.script = refusing(Unavailable("all targets are gone", reason="NO_TARGET"), after=2)
+    with pytest.raises(asking.library.APIStatusError, match="all targets are gone") as caught:
+        async with asking.client.messages.stream(model=MODEL, max_tokens=9, messages=[HI]) as stream:
+            await stream.get_final_message()
     assert caught.value.body["error"]["type"] == "overloaded_error"
 
 
@@ -227,7 +204,7 @@ def _text(text: str) -> Any:
     return {"type": "text", "text": text}
 
 
-async def test_the_model_is_told_of_a_whole_conversation(ask: Any) -> None:
+async def test_the_model_is_told_of_a_whole_conversation(asking: Asking) -> None:
     use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Bern"}}
     results: list[Any] = [
         {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "Sun."}], **CACHED},
@@ -257,10 +234,9 @@ async def test_the_model_is_told_of_a_whole_conversation(ask: Any) -> None:
         {"type": "text", "text": "Be brief.", **CACHED},
         {"type": "text", "text": "Be kind."},
     ]
-    async with ask() as asking:
-        answer = await asking.client.messages.with_raw_response.create(
-            model=MODEL, max_tokens=9, messages=messages, system=system, tools=[WEATHER | CACHED, CLOCK]
-        )
+    answer = await asking.client.messages.with_raw_response.create(
+        model=MODEL, max_tokens=9, messages=messages, system=system, tools=[WEATHER | CACHED, CLOCK]
+    )
     prompt = asking.prompt()
     assert prompt.startswith("system\nBe brief.\nBe kind.\n\n# Tools")
     assert "cch=" not in prompt
@@ -274,30 +250,29 @@ async def test_the_model_is_told_of_a_whole_conversation(ask: Any) -> None:
     assert answer.headers[IGNORED] == "cache_control"
 
 
-async def test_thinking_reaches_the_template(ask: Any) -> None:
+@pytest.mark.parametrize("template", ["{{ messages[0].content }} {{ enable_thinking }} {{ reasoning_effort }}"])
+async def test_thinking_reaches_the_template(asking: Asking) -> None:
     asked: list[tuple[dict[str, Any], str]] = [
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "True "),
         ({"thinking": {"type": "disabled"}}, "False "),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, " high"),
         ({}, " "),
     ]
-    template = "{{ messages[0].content }} {{ enable_thinking }} {{ reasoning_effort }}"
-    async with ask(template=template) as asking:
-        for fields, shown in asked:
-            answer = await asking.post(**fields)
-            assert answer.status_code == 200, answer.text
-            assert asking.prompt() == f"Hm? {shown}"
-            assert ("budget_tokens" in answer.headers.get(IGNORED, "")) is ("budget" in str(fields))
+    for fields, shown in asked:
+        answer = await asking.post(**fields)
+        assert answer.status_code == 200, answer.text
+        assert asking.prompt() == f"Hm? {shown}"
+        assert ("budget_tokens" in answer.headers.get(IGNORED, "")) is ("budget" in str(fields))
 
 
 # Tools
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
-async def test_a_forced_call_is_a_tool_use(ask: Any, choice: dict[str, Any]) -> None:
+async def test_a_forced_call_is_a_tool_use(asking: Asking, choice: dict[str, Any]) -> None:
     named = choice["type"] == "tool"
-    async with ask('{"city": "Bern"}' if named else '[{"name": "weather", "arguments": {"city": "Bern"}}]') as asking:
-        answer = await asking.create(tools=[WEATHER, CLOCK], tool_choice=choice)
+    asking.says('{"city": "Bern"}' if named else '[{"name": "weather", "arguments": {"city": "Bern"}}]')
+    answer = await asking.create(tools=[WEATHER, CLOCK], tool_choice=choice)
     [block] = answer.content
     assert (block.type, block.name, block.input, answer.stop_reason) == (
         "tool_use",
@@ -308,42 +283,38 @@ async def test_a_forced_call_is_a_tool_use(ask: Any, choice: dict[str, Any]) -> 
     assert asking.router.requests[0].logits.grammar
 
 
-async def test_tool_choice_none_and_one_call_at_a_time(ask: Any) -> None:
-    async with ask(CALL + CLOCK_CALL) as asking:
-        none = await asking.create(tools=[WEATHER, CLOCK], tool_choice={"type": "none"})
-        one = await asking.create(
-            tools=[WEATHER, CLOCK], tool_choice={"type": "auto", "disable_parallel_tool_use": True}
-        )
+async def test_tool_choice_none_and_one_call_at_a_time(asking: Asking) -> None:
+    asking.says(CALL + CLOCK_CALL)
+    none = await asking.create(tools=[WEATHER, CLOCK], tool_choice={"type": "none"})
+    one = await asking.create(tools=[WEATHER, CLOCK], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
     assert none.content[0].text == CALL + CLOCK_CALL and "weather" not in asking.prompt(0)
     assert [block.name for block in one.content if block.type == "tool_use"] == ["weather"]
 
 
-async def test_a_call_that_is_cut_off_is_still_an_object(ask: Any) -> None:
-    async with ask() as asking:
-        said = '{"city": "Ber'
-        asking.says(said, cut=True)
-        answer = await asking.create(
-            tools=[WEATHER], tool_choice={"type": "tool", "name": "weather"}, max_tokens=len(asking.encoded(said))
-        )
+async def test_a_call_that_is_cut_off_is_still_an_object(asking: Asking, tokenizer: ModelTokenizer) -> None:
+    said = '{"city": "Ber'
+    asking.says(said, cut=True)
+    answer = await asking.create(
+        tools=[WEATHER], tool_choice={"type": "tool", "name": "weather"}, max_tokens=len(tokenizer.encode(said))
+    )
     assert answer.stop_reason == "max_tokens"
     assert answer.content[0].input == {"city": "Ber"}
 
 
-async def test_tools_that_anthropics_servers_run_are_left_out_and_named(ask: Any) -> None:
+async def test_tools_that_anthropics_servers_run_are_left_out_and_named(asking: Asking) -> None:
     hosted: Any = {"type": "web_search_20250305", "name": "web_search"}
-    async with ask() as asking:
-        answer = await asking.post(tools=[hosted, WEATHER])
-        assert answer.status_code == 200, answer.text
+    answer = await asking.post(tools=[hosted, WEATHER])
+    assert answer.status_code == 200, answer.text
     assert answer.headers[IGNORED] == "tools[0]"
     assert "web_search" not in asking.prompt()
 
 
-async def test_a_schema_for_the_answer_is_a_grammar(ask: Any) -> None:
+async def test_a_schema_for_the_answer_is_a_grammar(asking: Asking) -> None:
     class City(BaseModel):
         city: str
 
-    async with ask('{"city": "Bern"}') as asking:
-        answer = await asking.client.messages.parse(model=MODEL, max_tokens=99, messages=[HI], output_format=City)
+    asking.says('{"city": "Bern"}')
+    answer = await asking.client.messages.parse(model=MODEL, max_tokens=99, messages=[HI], output_format=City)
     assert answer.parsed_output == City(city="Bern")
     assert asking.router.requests[0].logits.grammar
 
@@ -398,9 +369,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_wrong_is_refused_by_name(ask: Any) -> None:
-    async with ask() as asking:
-        answers = [await asking.post(**fields) for fields, _ in BAD]
+async def test_what_is_wrong_is_refused_by_name(asking: Asking) -> None:
+    answers = [await asking.post(**fields) for fields, _ in BAD]
     for answer, (_, named) in zip(answers, BAD, strict=True):
         assert answer.status_code == 400, answer.text
         error = answer.json()
@@ -408,52 +378,46 @@ async def test_what_is_wrong_is_refused_by_name(ask: Any) -> None:
         assert error["error"]["message"].startswith(named), error
 
 
-async def test_errors_are_those_of_anthropics_client(ask: Any) -> None:
-    async with ask() as asking:
-        with pytest.raises(asking.library.NotFoundError) as unknown:
-            await asking.create(model="nobody")
-        with pytest.raises(asking.library.BadRequestError, match="maximum context length"):
-            await asking.create(messages=[{"role": "user", "content": "a" * 9000}])
-        version = await asking.http.post("/messages", json={}, headers={"anthropic-version": "2023-01-01"})
-        method, kind = await asking.http.get("/messages"), await asking.http.post("/messages", content=b"{}")
+async def test_errors_are_those_of_anthropics_client(asking: Asking) -> None:
+    with pytest.raises(asking.library.NotFoundError) as unknown:
+        await asking.create(model="nobody")
+    with pytest.raises(asking.library.BadRequestError, match="maximum context length"):
+        await asking.create(messages=[{"role": "user", "content": "a" * 9000}])
+    version = await asking.http.post("/v1/messages", json={}, headers={"anthropic-version": "2023-01-01"})
+    method, kind = await asking.http.get("/v1/messages"), await asking.http.post("/v1/messages", content=b"{}")
     assert unknown.value.body["error"]["type"] == "not_found_error"
     assert [one.status_code for one in (version, method, kind)] == [400, 405, 415]
     assert all(one.json()["type"] == "error" for one in (version, method, kind))
     assert "anthropic-version" in version.text
 
 
-async def test_every_version_of_the_api_since_named_events_is_taken(ask: Any) -> None:
-    async with ask() as asking:
-        for version in ({}, {"anthropic-version": "2023-06-01"}, {"anthropic-version": "2026-10-21"}):
-            asking.http.headers.update(version)
-            assert (await asking.post()).json()["content"] == [{"type": "text", "text": "Fine."}]
+async def test_every_version_of_the_api_since_named_events_is_taken(asking: Asking) -> None:
+    for version in ({}, {"anthropic-version": "2023-06-01"}, {"anthropic-version": "2026-10-21"}):
+        asking.http.headers.update(version)
+        assert (await asking.post()).json()["content"] == [{"type": "text", "text": "Fine."}]
 
 
 # Counting
 
 
-async def test_the_number_of_tokens_is_that_of_the_prompt(ask: Any) -> None:
+async def test_the_number_of_tokens_is_that_of_the_prompt(asking: Asking) -> None:
     asked: Any = {"messages": [HI], "system": "Be brief.", "tools": [WEATHER], "thinking": {"type": "disabled"}}
-    async with ask() as asking:
-        counted = await asking.client.messages.count_tokens(model=MODEL, **asked)
-        await asking.create(**asked)
-        bad = await asking.http.post(
-            "/messages/count_tokens", json={"model": MODEL, "messages": [], "tools": [WEATHER]}
-        )
-        same_name = await asking.http.post(
-            "/messages/count_tokens", json={"model": MODEL, "messages": [HI], "tools": [WEATHER, WEATHER]}
-        )
+    counted = await asking.client.messages.count_tokens(model=MODEL, **asked)
+    await asking.create(**asked)
+    bad = await asking.http.post("/v1/messages/count_tokens", json={"model": MODEL, "messages": [], "tools": [WEATHER]})
+    same_name = await asking.http.post(
+        "/v1/messages/count_tokens", json={"model": MODEL, "messages": [HI], "tools": [WEATHER, WEATHER]}
+    )
     assert counted.input_tokens == len(asking.router.requests[0].prompt_token_ids)
     assert bad.status_code == 400 and bad.json()["error"]["message"].startswith("messages")
     assert same_name.json()["error"]["message"].startswith("tools[1].name")
 
 
-async def test_the_models_are_listed_to_anthropics_client(ask: Any) -> None:
-    async with ask() as asking:
-        models = [model async for model in asking.client.models.list()]
-        models.append(await asking.client.models.retrieve(MODEL))
-        with pytest.raises(asking.library.NotFoundError) as unknown:
-            await asking.client.models.retrieve("nobody")
+async def test_the_models_are_listed_to_anthropics_client(asking: Asking) -> None:
+    models = [model async for model in asking.client.models.list()]
+    models.append(await asking.client.models.retrieve(MODEL))
+    with pytest.raises(asking.library.NotFoundError) as unknown:
+        await asking.client.models.retrieve("nobody")
     assert unknown.value.type == "not_found_error"
     assert [(model.id, model.type, model.max_input_tokens) for model in models] == [(MODEL, "model", 4096)] * 2
     assert models[1].display_name == MODEL and models[1].created_at == models[0].created_at
@@ -466,7 +430,8 @@ BASH: Any = {"name": "Bash", "description": "Runs it.", "input_schema": CITY, "e
 REMINDER = _text("<system-reminder>\nToday is Friday.\n</system-reminder>")
 
 
-async def test_a_session_of_three_turns_with_tools_as_claude_code_asks(ask: Any) -> None:
+@pytest.mark.parametrize("options", [{"reasoning_parsers": ("think",)}])
+async def test_a_session_of_three_turns_with_tools_as_claude_code_asks(asking: Asking) -> None:
     """Streamed, over the beta's path, with all that it sends of itself."""
     fixed: Any = {
         "model": MODEL,
@@ -492,23 +457,22 @@ async def test_a_session_of_three_turns_with_tools_as_claude_code_asks(ask: Any)
         {"role": "user", "content": [REMINDER, _text("Mend a.py.") | CACHED]},
         {"role": "system", "content": "Skills: none."},
     ]
-    async with ask(reasoning_parsers=("think",)) as asking:
-        counted = await asking.client.beta.messages.count_tokens(
-            **{name: fixed[name] for name in ("model", "system", "tools", "thinking")}, messages=history
-        )
-        for answer in said:
-            asking.says(answer)
-            async with asking.client.beta.messages.stream(messages=history, **fixed) as stream:
-                message = await stream.get_final_message()
-            history.append({"role": "assistant", "content": [block.model_dump() for block in message.content]})
-            uses = [block for block in message.content if block.type == "tool_use"]
-            results = [
-                {"type": "tool_result", "tool_use_id": use.id, "content": f"did {use.name}", "is_error": False}
-                for use in uses
-            ]
-            assert message.stop_reason == ("tool_use" if uses else "end_turn")
-            if uses:
-                history.append({"role": "user", "content": [*results, REMINDER]})
+    counted = await asking.client.beta.messages.count_tokens(
+        **{name: fixed[name] for name in ("model", "system", "tools", "thinking")}, messages=history
+    )
+    for answer in said:
+        asking.says(answer)
+        async with asking.client.beta.messages.stream(messages=history, **fixed) as stream:
+            message = await stream.get_final_message()
+        history.append({"role": "assistant", "content": [block.model_dump() for block in message.content]})
+        uses = [block for block in message.content if block.type == "tool_use"]
+        results = [
+            {"type": "tool_result", "tool_use_id": use.id, "content": f"did {use.name}", "is_error": False}
+            for use in uses
+        ]
+        assert message.stop_reason == ("tool_use" if uses else "end_turn")
+        if uses:
+            history.append({"role": "user", "content": [*results, REMINDER]})
     first, second, third = (asking.prompt(i) for i in range(3))
     assert counted.input_tokens == len(asking.router.requests[0].prompt_token_ids)
     assert second.startswith(first) and third.startswith(second)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -11,12 +10,10 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
-from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.rpc.v1 import router_pb2, sequence_pb2
 from pydantic import TypeAdapter
 
-from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import EOS, MODEL, ScriptedRouter, routing, saying
+from tests.integration.gateway.conftest import Says
+from tests.integration.gateway.scripted_router import MODEL
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 ANSWERS = {
@@ -29,24 +26,14 @@ FUNCTION: dict[str, Any] = {"name": "weather", "parameters": {"type": "object"}}
 MESSAGES = [{"role": "user", "content": "Hm?"}]
 
 
-@pytest.fixture(params=sorted(ANSWERS))
-async def http(
-    request: pytest.FixtureRequest, gateway: OpenGateway, tokenizer: ModelTokenizer
-) -> AsyncIterator[httpx.AsyncClient]:
-    ids = tokenizer.encode(ANSWERS[request.param])
-    cut = request.param == "cut off"
-    finish = sequence_pb2.FINISH_REASON_LENGTH if cut else sequence_pb2.FINISH_REASON_STOP
+@pytest.fixture
+def options() -> dict[str, Any]:
+    return {"reasoning_parsers": ("think",)}
 
-    async def script(route: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
-        async for response in saying(ids if cut else [*ids, EOS], size=3, finish=finish)(route):
-            yield response
 
-    async with (
-        routing(ScriptedRouter(script, max_context_len=4096)) as address,
-        gateway(address, reasoning_parsers=("think",)) as running,
-        httpx.AsyncClient(base_url=f"http://{running.http_address}/v1", timeout=60) as client,
-    ):
-        yield client
+@pytest.fixture(params=sorted(ANSWERS), autouse=True)
+def answer(request: pytest.FixtureRequest, says: Says) -> None:
+    says(ANSWERS[request.param], cut=request.param == "cut off")
 
 
 async def asked(http: httpx.AsyncClient, path: str, **body: Any) -> str:
@@ -63,9 +50,9 @@ def events(text: str) -> list[str]:
 
 async def test_chats(http: httpx.AsyncClient) -> None:
     body = {"messages": MESSAGES, "tools": [{"type": "function", "function": FUNCTION}], "include_metrics": True}
-    whole = ChatCompletion.model_validate_json(await asked(http, "/chat/completions", **body), strict=True)
+    whole = ChatCompletion.model_validate_json(await asked(http, "/v1/chat/completions", **body), strict=True)
     options = {"include_usage": True}
-    streamed = events(await asked(http, "/chat/completions", **body, stream=True, stream_options=options))
+    streamed = events(await asked(http, "/v1/chat/completions", **body, stream=True, stream_options=options))
     chunks = [ChatCompletionChunk.model_validate_json(each, strict=True) for each in streamed]
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == (whole.choices[0].message.content or "")
@@ -79,8 +66,8 @@ async def test_chats(http: httpx.AsyncClient) -> None:
 
 async def test_completions(http: httpx.AsyncClient) -> None:
     body = {"prompt": "a", "max_tokens": 400}
-    whole = Completion.model_validate_json(await asked(http, "/completions", **body), strict=True)
-    streamed = events(await asked(http, "/completions", **body, stream=True))
+    whole = Completion.model_validate_json(await asked(http, "/v1/completions", **body), strict=True)
+    streamed = events(await asked(http, "/v1/completions", **body, stream=True))
     # OpenAI has no type of its own for chunks, in which the reason is null before the end.
     texts = [json.loads(each)["choices"][0]["text"] for each in streamed]
     assert "".join(texts) == whole.choices[0].text
@@ -88,8 +75,8 @@ async def test_completions(http: httpx.AsyncClient) -> None:
 
 async def test_responses(http: httpx.AsyncClient) -> None:
     body = {"input": "Hm?", "tools": [{"type": "function", **FUNCTION}]}
-    whole = Response.model_validate_json(await asked(http, "/responses", **body), strict=True)
-    streamed = events(await asked(http, "/responses", **body, stream=True))
+    whole = Response.model_validate_json(await asked(http, "/v1/responses", **body), strict=True)
+    streamed = events(await asked(http, "/v1/responses", **body, stream=True))
     adapter: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
     found = [adapter.validate_json(each, strict=True) for each in streamed]
     last: Any = found[-1]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
 from outrider.errors import Unavailable
-from outrider.gateway.tokenizer.model import ModelTokenizer
 
 from docs import http_reference
 from docs.http_reference import SCHEMAS, STREAMED, WHOLE
-from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, echoing, round_of, routing, saying
+from tests.integration.gateway.conftest import Says
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, echoing, refusing
 
 DOCUMENT = http_reference.openapi()
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
@@ -34,19 +31,8 @@ def wrong_with(name: str, data: Any) -> list[str]:
 
 
 @pytest.fixture
-def serve(gateway: OpenGateway, tokenizer: ModelTokenizer) -> Any:
-    @asynccontextmanager
-    async def served(text: str, **options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedRouter]]:
-        script = saying([*tokenizer.encode(text), 2], size=3) if text else echoing
-        router = ScriptedRouter(script, max_context_len=4096)
-        async with (
-            routing(router) as address,
-            gateway(address, **options) as running,
-            httpx.AsyncClient(base_url=f"http://{running.http_address}", timeout=30.0) as client,
-        ):
-            yield client, router
-
-    return served
+def router() -> ScriptedRouter:
+    return ScriptedRouter(echoing, max_context_len=4096)
 
 
 async def events(client: httpx.AsyncClient, path: str, body: Any) -> list[Any]:
@@ -82,49 +68,49 @@ ASKING = [
 ]
 
 
-@pytest.mark.parametrize("text", {text: None for *_, text in ASKING})
-async def test_an_answer_and_each_event_of_a_stream_are_as_described(serve: Any, text: str) -> None:
-    async with serve(text, reasoning_parsers=("think",)) as (client, _):
-        for path, body in [(path, body) for path, body, said in ASKING if said == text]:
-            whole = await client.post(path, json={"model": MODEL, **body})
-            assert whole.status_code == 200, whole.text
-            streamed = await events(client, path, body)
-            if path in (CHAT, TEXT):
-                streamed += await events(client, path, body | {"stream_options": {"include_usage": True}})
-            assert wrong_with(WHOLE[path], whole.json()) == []
-            assert len(streamed) > 1
-            for data in streamed:
-                assert wrong_with(STREAMED[path], data) == [], data
+@pytest.mark.parametrize("options", [{"reasoning_parsers": ("think",)}])
+async def test_an_answer_and_each_event_of_a_stream_are_as_described(
+    says: Says, http: httpx.AsyncClient, router: ScriptedRouter
+) -> None:
+    for path, body, text in ASKING:
+        if text == ECHO:
+            router.script = echoing
+        else:
+            says(text)
+        whole = await http.post(path, json={"model": MODEL, **body})
+        assert whole.status_code == 200, whole.text
+        streamed = await events(http, path, body)
+        if path in (CHAT, TEXT):
+            streamed += await events(http, path, body | {"stream_options": {"include_usage": True}})
+        assert wrong_with(WHOLE[path], whole.json()) == [], body
+        assert len(streamed) > 1
+        for data in streamed:
+            assert wrong_with(STREAMED[path], data) == [], data
 
 
-async def test_what_is_not_generated_is_as_described(serve: Any) -> None:
+async def test_what_is_not_generated_is_as_described(http: httpx.AsyncClient) -> None:
     asked = {"/tokenize": {"prompt": "ab", "return_token_strs": True}, "/detokenize": {"tokens": [5, 6]}}
     asked["/v1/messages/count_tokens"] = {"model": MODEL, **ASKED}
-    async with serve("plain") as (client, _):
-        for route in sorted(set(WHOLE) - set(STREAMED)):
-            path = route.replace("{name:path}", MODEL)
-            answer = await (client.post(path, json=asked[route]) if route in asked else client.get(path))
-            assert answer.status_code == 200, answer.text
-            assert wrong_with(WHOLE[route], answer.json()) == [], route
+    for route in sorted(set(WHOLE) - set(STREAMED)):
+        path = route.replace("{name:path}", MODEL)
+        answer = await (http.post(path, json=asked[route]) if route in asked else http.get(path))
+        assert answer.status_code == 200, answer.text
+        assert wrong_with(WHOLE[route], answer.json()) == [], route
 
 
 @pytest.mark.parametrize(("path", "body"), [(TEXT, {"prompt": "ab"}), (CHAT, ASKED)])
-async def test_what_is_told_of_a_prompt_is_as_described(serve: Any, path: str, body: Any) -> None:
-    async with serve(ECHO) as (client, _):
-        answer = await client.post(path, json={"model": MODEL, "prompt_logprobs": 1, **body})
+async def test_what_is_told_of_a_prompt_is_as_described(http: httpx.AsyncClient, path: str, body: Any) -> None:
+    answer = await http.post(path, json={"model": MODEL, "prompt_logprobs": 1, **body})
     assert answer.status_code == 200 and "prompt_logprobs" in answer.text
     assert wrong_with(WHOLE[path], answer.json()) == []
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, ASKED), (RESPONSES, {"input": "a"}), (MESSAGES, LIMITED)])
-async def test_an_error_in_mid_stream_is_as_described(serve: Any, path: str, body: Any) -> None:
-    async def breaking(request: Any) -> AsyncIterator[Any]:
-        yield round_of([40, 41])
-        raise Unavailable("all targets are gone", reason="NO_TARGET")
-
-    async with serve("x") as (client, router):
-        router.script = breaking
-        answer = await client.post(path, json={"model": MODEL, "stream": True, **body})
+async def test_an_error_in_mid_stream_is_as_described(
+    router: ScriptedRouter, http: httpx.AsyncClient, path: str, body: Any
+) -> None:
+    router.script = refusing(Unavailable("all targets are gone", reason="NO_TARGET"), after=2)
+    answer = await http.post(path, json={"model": MODEL, "stream": True, **body})
     last = json.loads([line for line in answer.text.splitlines() if line.startswith("data: {")][-1][6:])
     assert "all targets are gone" in str(last)
     assert wrong_with("Error" if path == CHAT else STREAMED[path], last) == []

@@ -10,7 +10,6 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx
 import openai
@@ -48,7 +47,7 @@ async def serving_at(child: Process) -> str:
     raise AssertionError("it ended without serving")
 
 
-async def test_sigterm_finishes_the_running_stream_and_exits_0(tiny: Path, tokenizer: ModelTokenizer) -> None:
+async def test_sigterm_finishes_the_running_stream_and_exits_0(tokenizer: ModelTokenizer) -> None:
     ids = [*tokenizer.encode(TEXT), 2]
     going_on = asyncio.Event()
 

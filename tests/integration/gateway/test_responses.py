@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -14,12 +12,10 @@ from outrider.errors import Unavailable
 from outrider.gateway.generation.requests import ChatPrompt
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
 from outrider.gateway.http.openai.schemas import parse
-from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 
-from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, routing, saying
-from tests.integration.gateway.test_tools import prompt_of
+from tests.integration.gateway.conftest import Says, prompt_of
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, refusing
 
 WEATHER: Any = {
     "type": "function",
@@ -30,28 +26,13 @@ WEATHER: Any = {
 SAID = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 
 
-@pytest.fixture
-def ask(gateway: OpenGateway, tokenizer: ModelTokenizer) -> Any:
-    @asynccontextmanager
-    async def asked(
-        text: str, finish: int = 1
-    ) -> AsyncIterator[tuple[openai.AsyncOpenAI, ScriptedRouter, RunningGateway]]:
-        router = ScriptedRouter(saying([*tokenizer.encode(text), 2], size=3), max_context_len=4096)
-        async with (
-            routing(router) as address,
-            gateway(address) as running,
-            openai.AsyncOpenAI(base_url=f"http://{running.http_address}/v1", api_key="none", max_retries=0) as client,
-        ):
-            yield client, router, running
-
-    return asked
-
-
-async def test_a_whole_response_has_its_text_and_usage(ask: Any, tokenizer: ModelTokenizer) -> None:
-    async with ask("Fine, thanks.") as (client, router, _):
-        response = await client.responses.create(
-            model=MODEL, input="How are you?", instructions="Be brief.", temperature=0, max_output_tokens=50
-        )
+async def test_a_whole_response_has_its_text_and_usage(
+    says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
+    says("Fine, thanks.")
+    response = await client.responses.create(
+        model=MODEL, input="How are you?", instructions="Be brief.", temperature=0, max_output_tokens=50
+    )
     assert (response.output_text, response.status) == ("Fine, thanks.", "completed")
     assert response.usage.output_tokens == len(tokenizer.encode("Fine, thanks.")) + 1
     asked = router.requests[0]
@@ -59,11 +40,9 @@ async def test_a_whole_response_has_its_text_and_usage(ask: Any, tokenizer: Mode
     assert (asked.sampling.temperature, asked.stopping.max_new_tokens) == (0, 50)
 
 
-async def test_a_stream_has_the_events_in_their_order(ask: Any) -> None:
-    async with (
-        ask(SAID) as (client, _, _),
-        client.responses.stream(model=MODEL, input="Hm?", tools=[WEATHER]) as stream,
-    ):
+async def test_a_stream_has_the_events_in_their_order(says: Says, client: openai.AsyncOpenAI) -> None:
+    says(SAID)
+    async with client.responses.stream(model=MODEL, input="Hm?", tools=[WEATHER]) as stream:
         events = [event async for event in stream]
         final = await stream.get_final_response()
     kinds = [event.type for event in events]
@@ -87,29 +66,31 @@ async def test_a_stream_has_the_events_in_their_order(ask: Any) -> None:
     assert (call.name, call.arguments, call.type) == ("weather", '{"city": "Bern"}', "function_call")
 
 
-async def test_a_whole_response_has_its_items_in_their_order(ask: Any) -> None:
-    async with ask(f"{SAID} Done.") as (client, _, _):
-        whole = await client.responses.create(model=MODEL, input="Hm?", tools=[WEATHER])
+async def test_a_whole_response_has_its_items_in_their_order(says: Says, client: openai.AsyncOpenAI) -> None:
+    says(f"{SAID} Done.")
+    whole = await client.responses.create(model=MODEL, input="Hm?", tools=[WEATHER])
     assert [item.type for item in whole.output] == ["message", "function_call", "message"]
     assert whole.output_text == "Let me see. Done."
 
 
-async def test_a_response_that_is_cut_off_says_so(ask: Any) -> None:
-    async with ask("Fine, thanks.") as (client, _, _):
-        whole = await client.responses.create(model=MODEL, input="Hm?", max_output_tokens=4)
-        stream = await client.responses.create(model=MODEL, input="Hm?", max_output_tokens=4, stream=True)
-        last = [event async for event in stream][-1]
+async def test_a_response_that_is_cut_off_says_so(says: Says, client: openai.AsyncOpenAI) -> None:
+    says("Fine, thanks.")
+    whole = await client.responses.create(model=MODEL, input="Hm?", max_output_tokens=4)
+    stream = await client.responses.create(model=MODEL, input="Hm?", max_output_tokens=4, stream=True)
+    last = [event async for event in stream][-1]
     assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert (last.type, last.response.output_text) == ("response.incomplete", "Fine")
 
 
-async def test_what_came_of_calls_is_told_to_the_model(ask: Any, tokenizer: ModelTokenizer) -> None:
-    async with ask(SAID) as (client, router, _):
-        first = await client.responses.create(model=MODEL, input="Hm?", tools=[WEATHER])
-        history: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Hm?"}]}]
-        history += [item.model_dump(exclude_none=True) for item in first.output]
-        history += [{"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sun"}]
-        await client.responses.create(model=MODEL, input=history)
+async def test_what_came_of_calls_is_told_to_the_model(
+    says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
+    says(SAID)
+    first = await client.responses.create(model=MODEL, input="Hm?", tools=[WEATHER])
+    history: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Hm?"}]}]
+    history += [item.model_dump(exclude_none=True) for item in first.output]
+    history += [{"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sun"}]
+    await client.responses.create(model=MODEL, input=history)
     prompt = prompt_of(router.requests[-1], tokenizer)
     assert prompt == f"user\nHm?\nassistant\n{SAID}\nuser\n<tool_response>\nSun\n</tool_response>\nassistant\n"
 
@@ -127,34 +108,32 @@ def test_all_reasoning_of_a_turn_is_told_to_the_model() -> None:
     assert [call["id"] for call in turn["tool_calls"]] == ["c1", "c2"]
 
 
-async def test_a_format_is_a_grammar(ask: Any) -> None:
+async def test_a_format_is_a_grammar(says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter) -> None:
     pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     form: Any = {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": schema}}
     named: Any = {"type": "function", "name": "weather"}
-    async with ask('{"a": 1}') as (client, router, _):
-        response = await client.responses.create(model=MODEL, input="Hm?", text=form)
-        called = await client.responses.create(model=MODEL, input="Hm?", tools=[WEATHER], tool_choice=named)
+    says('{"a": 1}')
+    response = await client.responses.create(model=MODEL, input="Hm?", text=form)
+    called = await client.responses.create(model=MODEL, input="Hm?", tools=[WEATHER], tool_choice=named)
     assert response.output_text == '{"a": 1}'
     assert called.output[0].arguments == '{"a": 1}', "as the script says it"
     required = [json.loads(each.logits.grammar)["grammars"][0]["json_schema"]["required"] for each in router.requests]
     assert required == [["a"], ["city"]]
 
 
-async def test_an_error_in_mid_stream_is_an_event(ask: Any) -> None:
-    async def breaking(request: Any) -> AsyncIterator[Any]:
-        yield round_of([40, 41])
-        raise Unavailable("all targets are gone", reason="NO_TARGET")
-
-    async with ask("x") as (client, router, _):
-        router.script = breaking
-        stream = await client.responses.create(model=MODEL, input="Hm?", stream=True)
-        events: list[Any] = []
-        with pytest.raises(openai.APIError, match="all targets are gone"):
-            async for event in stream:
-                events.append(event)
-                if event.type == "error":
-                    raise openai.APIError(event.message, None, body=None)  # type: ignore[arg-type]
+async def test_an_error_in_mid_stream_is_an_event(
+    says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter
+) -> None:
+    says("x")
+    router.script = refusing(Unavailable("all targets are gone", reason="NO_TARGET"), after=2)
+    stream = await client.responses.create(model=MODEL, input="Hm?", stream=True)
+    events: list[Any] = []
+    with pytest.raises(openai.APIError, match="all targets are gone"):
+        async for event in stream:
+            events.append(event)
+            if event.type == "error":
+                raise openai.APIError(event.message, None, body=None)  # type: ignore[arg-type]
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
@@ -199,15 +178,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_not_served_is_refused_by_name(ask: Any) -> None:
-    async with ask("x") as (_, router, running), httpx.AsyncClient() as client:
-        for body, param in REFUSED:
-            answer = await client.post(f"http://{running.http_address}/v1/responses", json={"model": MODEL} | body)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+async def test_what_is_not_served_is_refused_by_name(http: httpx.AsyncClient, router: ScriptedRouter) -> None:
+    for body, param in REFUSED:
+        answer = await http.post("/v1/responses", json={"model": MODEL} | body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert not router.requests
 
 
-async def test_what_codex_and_agents_ask_for_besides_is_taken(ask: Any) -> None:
+async def test_what_codex_and_agents_ask_for_besides_is_taken(says: Says, client: openai.AsyncOpenAI) -> None:
     asked: dict[str, Any] = {
         "store": True,
         "truncation": "auto",
@@ -219,10 +197,10 @@ async def test_what_codex_and_agents_ask_for_besides_is_taken(ask: Any) -> None:
         "prompt_cache_key": "k",
         "prompt_cache_retention": "24h",
     }
-    async with ask("Hm.") as (client, _, _):
-        response = await client.responses.create(
-            model=MODEL, input="Hm?", **asked, extra_body={"client_metadata": {"a": "b"}}
-        )
+    says("Hm.")
+    response = await client.responses.create(
+        model=MODEL, input="Hm?", **asked, extra_body={"client_metadata": {"a": "b"}}
+    )
     assert response.output_text == "Hm."
     assert (response.truncation, response.reasoning.effort, response.model_extra.get("store")) == (
         *("auto", "medium"),
@@ -230,18 +208,17 @@ async def test_what_codex_and_agents_ask_for_besides_is_taken(ask: Any) -> None:
     )
 
 
-async def test_tokens_of_a_text_and_of_a_chat_and_back(ask: Any, tokenizer: ModelTokenizer) -> None:
-    async with ask("x") as (_, _, running), httpx.AsyncClient(base_url=f"http://{running.http_address}") as client:
-        plain = (await client.post("/tokenize", json={"prompt": "a€", "return_token_strs": True})).json()
-        message = {"role": "user", "content": "Hm?"}
-        chat = (await client.post("/tokenize", json={"model": MODEL, "messages": [message]})).json()
-        text = (await client.post("/detokenize", json={"model": MODEL, "tokens": chat["tokens"]})).json()
-        both = await client.post("/tokenize", json={"prompt": "a", "messages": [message]})
-        fields = {"add_generation_prompt": False, "chat_template_kwargs": {"a": 1}, "continue_final_message": False}
-        closed = (await client.post("/tokenize", json={"messages": [message], **fields})).json()
-        short = (await client.post("/detokenize", json={"tokens": closed["tokens"]})).json()
-        unknown = await client.post("/detokenize", json={"tokens": [9999]})
-        version = (await client.get("/version")).json()
+async def test_tokens_of_a_text_and_of_a_chat_and_back(http: httpx.AsyncClient, tokenizer: ModelTokenizer) -> None:
+    plain = (await http.post("/tokenize", json={"prompt": "a€", "return_token_strs": True})).json()
+    message = {"role": "user", "content": "Hm?"}
+    chat = (await http.post("/tokenize", json={"model": MODEL, "messages": [message]})).json()
+    text = (await http.post("/detokenize", json={"model": MODEL, "tokens": chat["tokens"]})).json()
+    both = await http.post("/tokenize", json={"prompt": "a", "messages": [message]})
+    fields = {"add_generation_prompt": False, "chat_template_kwargs": {"a": 1}, "continue_final_message": False}
+    closed = (await http.post("/tokenize", json={"messages": [message], **fields})).json()
+    short = (await http.post("/detokenize", json={"tokens": closed["tokens"]})).json()
+    unknown = await http.post("/detokenize", json={"tokens": [9999]})
+    version = (await http.get("/version")).json()
     assert plain["tokens"] == tokenizer.encode("a€") and plain["count"] == 4
     assert (plain["max_model_len"], plain["token_strs"][0]) == (4096, "a")
     assert text["prompt"] == "<|im_start|>user\nHm?<|im_end|>\n<|im_start|>assistant\n"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
 import pytest
 from outrider.gateway.http.openai.tools import tool_use
+from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.gateway.tokenizer.text import Detokeniser
-from outrider.rpc.v1 import router_pb2
 
-from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying, tiny_tokenizer_bytes
+from tests.integration.gateway.conftest import Says, prompt_of
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": PARAMETERS}}
@@ -27,31 +24,9 @@ SAID = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Ber
 CALL = '{"name": "clock", "arguments": {}}'
 
 
-@pytest.fixture
-def ask(gateway: OpenGateway, tokenizer: ModelTokenizer) -> Any:
-    """A client of a gateway whose model says this; and the router, which has what was asked."""
-
-    @asynccontextmanager
-    async def asked(text: str, size: int = 4) -> AsyncIterator[tuple[openai.AsyncOpenAI, ScriptedRouter]]:
-        router = ScriptedRouter(saying([*tokenizer.encode(text), 2], size=size), max_context_len=4096)
-        async with (
-            routing(router) as address,
-            gateway(address) as running,
-            openai.AsyncOpenAI(base_url=f"http://{running.http_address}/v1", api_key="none", max_retries=0) as client,
-        ):
-            yield client, router
-
-    return asked
-
-
-def prompt_of(request: router_pb2.RouteRequest, tokenizer: ModelTokenizer) -> str:
-    detokeniser = Detokeniser(tokenizer.token_bytes)
-    return "".join(map(detokeniser.push, request.prompt_token_ids))
-
-
-async def test_a_call_in_a_whole_answer(ask: Any) -> None:
-    async with ask(SAID) as (client, _):
-        answer = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS)
+async def test_a_call_in_a_whole_answer(says: Says, client: openai.AsyncOpenAI) -> None:
+    says(SAID)
+    answer = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS)
     [choice] = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
     [call] = choice.message.tool_calls
@@ -59,12 +34,9 @@ async def test_a_call_in_a_whole_answer(ask: Any) -> None:
     assert call.id.startswith("call_")
 
 
-async def test_calls_in_a_stream_add_up_to_the_same(ask: Any) -> None:
-    said = SAID + f"<tool_call>{CALL}</tool_call>"
-    async with (
-        ask(said) as (client, _),
-        client.chat.completions.stream(model=MODEL, messages=[ASKED], tools=TOOLS_LOOSE) as stream,
-    ):
+async def test_calls_in_a_stream_add_up_to_the_same(says: Says, client: openai.AsyncOpenAI) -> None:
+    says(SAID + f"<tool_call>{CALL}</tool_call>")
+    async with client.chat.completions.stream(model=MODEL, messages=[ASKED], tools=TOOLS_LOOSE) as stream:
         answer = await stream.get_final_completion()
     [choice] = answer.choices
     assert choice.finish_reason == "tool_calls"
@@ -74,25 +46,27 @@ async def test_calls_in_a_stream_add_up_to_the_same(ask: Any) -> None:
     assert len({call.id for call in choice.message.tool_calls}) == 2
 
 
-async def test_one_call_where_parallel_ones_are_not_wanted(ask: Any) -> None:
-    async with ask(f"<tool_call>{CALL}</tool_call>" * 2) as (client, _):
-        answer = await client.chat.completions.create(
-            model=MODEL, messages=[ASKED], tools=TOOLS, parallel_tool_calls=False
-        )
+async def test_one_call_where_parallel_ones_are_not_wanted(says: Says, client: openai.AsyncOpenAI) -> None:
+    says(f"<tool_call>{CALL}</tool_call>" * 2)
+    answer = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS, parallel_tool_calls=False)
     assert len(answer.choices[0].message.tool_calls) == 1
 
 
-async def test_without_tools_the_text_is_content(ask: Any, tokenizer: ModelTokenizer) -> None:
-    async with ask(SAID) as (client, router):
-        none = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice="none")
-        plain = await client.chat.completions.create(model=MODEL, messages=[ASKED], parallel_tool_calls=True)
+async def test_without_tools_the_text_is_content(
+    says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
+    says(SAID)
+    none = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice="none")
+    plain = await client.chat.completions.create(model=MODEL, messages=[ASKED], parallel_tool_calls=True)
     for answer in (none, plain):
         assert answer.choices[0].message.content == SAID
         assert (answer.choices[0].message.tool_calls, answer.choices[0].finish_reason) == (None, "stop")
     assert "weather" not in prompt_of(router.requests[0], tokenizer)
 
 
-async def test_the_model_is_told_of_tools_calls_and_results(ask: Any, tokenizer: ModelTokenizer) -> None:
+async def test_the_model_is_told_of_tools_calls_and_results(
+    says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bern"}'}}
     messages: list[Any] = [
         {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
@@ -105,8 +79,8 @@ async def test_the_model_is_told_of_tools_calls_and_results(ask: Any, tokenizer:
         },
         {"role": "tool", "tool_call_id": "c1", "content": "Sun"},
     ]
-    async with ask("Sun.") as (client, router):
-        answer = await client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
+    says("Sun.")
+    answer = await client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
     assert answer.choices[0].message.content == "Sun."
     prompt = prompt_of(router.requests[0], tokenizer)
     assert prompt.startswith("system\nBe brief.\n\n# Tools")
@@ -115,7 +89,9 @@ async def test_the_model_is_told_of_tools_calls_and_results(ask: Any, tokenizer:
     assert "user\n<tool_response>\nSun\n</tool_response>" in prompt
 
 
-async def test_what_an_agent_sends_back_of_answers_is_taken(ask: Any, tokenizer: ModelTokenizer) -> None:
+async def test_what_an_agent_sends_back_of_answers_is_taken(
+    says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
     """A thought without an answer, under both of its names; calls that are no JSON; and a tool that found nothing."""
     cut, python, text = (
         {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
@@ -128,15 +104,17 @@ async def test_what_an_agent_sends_back_of_answers_is_taken(ask: Any, tokenizer:
         {"role": "assistant", "content": None, "tool_calls": [cut, python, text]},
         {"role": "tool", "tool_call_id": "c1", "content": []},
     ]
-    async with ask("Sun.") as (client, router):
-        await client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
+    says("Sun.")
+    await client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
     prompt = prompt_of(router.requests[0], tokenizer)
     for arguments in ('{"city": "Be', '{"now": True}', '"Bern"'):
         assert f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>' in prompt
     assert "<tool_response>\n\n</tool_response>" in prompt
 
 
-async def test_an_answer_in_the_parts_of_other_servers_is_one_prompt(ask: Any, tokenizer: ModelTokenizer) -> None:
+async def test_an_answer_in_the_parts_of_other_servers_is_one_prompt(
+    says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
     """Agents that go from one server to another send on what they have of the first."""
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     parts = [
@@ -149,11 +127,11 @@ async def test_an_answer_in_the_parts_of_other_servers_is_one_prompt(ask: Any, t
     messages: list[Any] = [ASKED, {"role": "assistant", "content": parts, "tool_calls": [call]}]
     plain: list[Any] = [ASKED, {"role": "assistant", "content": "Let me see.", "tool_calls": [call]}]
     result = {"role": "tool", "tool_call_id": "c1", "content": "Sun"}
-    async with ask("Sun.") as (client, router):
-        for history in (messages, plain):
-            await client.chat.completions.create(model=MODEL, messages=[*history, result], tools=TOOLS_LOOSE)
-        with pytest.raises(openai.BadRequestError, match=r"content\[4\].type"):
-            await client.chat.completions.create(model=MODEL, messages=[{**messages[1], "tool_calls": []}])
+    says("Sun.")
+    for history in (messages, plain):
+        await client.chat.completions.create(model=MODEL, messages=[*history, result], tools=TOOLS_LOOSE)
+    with pytest.raises(openai.BadRequestError, match=r"content\[4\].type"):
+        await client.chat.completions.create(model=MODEL, messages=[{**messages[1], "tool_calls": []}])
     first, second = (prompt_of(request, tokenizer) for request in router.requests)
     assert first.replace("Hm.", "") == second.replace("Hm.", "") and "zz" not in first
 
@@ -173,16 +151,18 @@ def test_a_choice_in_the_words_of_other_servers_is_the_same_choice(choice: Any, 
     assert tool_use(TOOLS_LOOSE, choice, None) == tool_use(TOOLS_LOOSE, means, None)
 
 
-async def test_a_required_call_is_a_grammar_and_is_read_as_one(ask: Any) -> None:
+async def test_a_required_call_is_a_grammar_and_is_read_as_one(
+    says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter
+) -> None:
     pytest.importorskip("llguidance")
-    async with ask(f"[{CALL}]") as (client, router):
-        whole = await client.chat.completions.create(
-            model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice="required", parallel_tool_calls=False
-        )
-        stream = await client.chat.completions.create(
-            model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice="required", stream=True
-        )
-        deltas = [chunk.choices[0].delta.tool_calls async for chunk in stream]
+    says(f"[{CALL}]")
+    whole = await client.chat.completions.create(
+        model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice="required", stream=True
+    )
+    deltas = [chunk.choices[0].delta.tool_calls async for chunk in stream]
     assert whole.choices[0].finish_reason == "tool_calls"
     assert (whole.choices[0].message.content, whole.choices[0].message.tool_calls[0].function.name) == (None, "clock")
     assert next(delta[0].function.name for delta in deltas if delta) == "clock"
@@ -192,13 +172,13 @@ async def test_a_required_call_is_a_grammar_and_is_read_as_one(ask: Any) -> None
     assert one["maxItems"] == 1 and "maxItems" not in several
 
 
-async def test_a_named_call_is_its_arguments(ask: Any) -> None:
+async def test_a_named_call_is_its_arguments(says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter) -> None:
     pytest.importorskip("llguidance")
     named: Any = {"type": "function", "function": {"name": "weather"}}
-    async with ask('{"city": "Bern"}') as (client, router):
-        answer = await client.chat.completions.create(
-            model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice=named, max_tokens=40
-        )
+    says('{"city": "Bern"}')
+    answer = await client.chat.completions.create(
+        model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice=named, max_tokens=40
+    )
     [call] = answer.choices[0].message.tool_calls
     assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Bern"}')
     assert answer.choices[0].finish_reason == "stop"
@@ -206,20 +186,20 @@ async def test_a_named_call_is_its_arguments(ask: Any) -> None:
 
 
 async def test_functions_are_called_and_read_back_as_clients_of_that_form_know_it(
-    ask: Any, tokenizer: ModelTokenizer
+    says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer
 ) -> None:
     functions = [each["function"] for each in TOOLS_LOOSE]
     history: list[Any] = [ASKED]
-    async with ask(SAID) as (client, router):
-        whole = await client.chat.completions.create(model=MODEL, messages=history, functions=functions)
-        stream = await client.chat.completions.create(model=MODEL, messages=history, functions=functions, stream=True)
-        deltas = [chunk.choices[0] async for chunk in stream]
-        said = whole.choices[0].message
-        history += [said.model_dump(exclude_none=True), {"role": "function", "name": "weather", "content": "Sun"}]
-        await client.chat.completions.create(model=MODEL, messages=history, functions=functions)
-        none = await client.chat.completions.create(
-            model=MODEL, messages=[ASKED], functions=functions, function_call="none"
-        )
+    says(SAID)
+    whole = await client.chat.completions.create(model=MODEL, messages=history, functions=functions)
+    stream = await client.chat.completions.create(model=MODEL, messages=history, functions=functions, stream=True)
+    deltas = [chunk.choices[0] async for chunk in stream]
+    said = whole.choices[0].message
+    history += [said.model_dump(exclude_none=True), {"role": "function", "name": "weather", "content": "Sun"}]
+    await client.chat.completions.create(model=MODEL, messages=history, functions=functions)
+    none = await client.chat.completions.create(
+        model=MODEL, messages=[ASKED], functions=functions, function_call="none"
+    )
     assert (whole.choices[0].finish_reason, said.content, said.tool_calls) == ("function_call", "Let me see.", None)
     assert (said.function_call.name, said.function_call.arguments) == ("weather", '{"city": "Bern"}')
     calls = [each.delta.function_call for each in deltas if each.delta.function_call]
@@ -231,13 +211,15 @@ async def test_functions_are_called_and_read_back_as_clients_of_that_form_know_i
     assert none.choices[0].message.content == SAID
 
 
-async def test_a_named_function_is_its_arguments(ask: Any) -> None:
+async def test_a_named_function_is_its_arguments(
+    says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter
+) -> None:
     pytest.importorskip("llguidance")
     functions = [each["function"] for each in TOOLS_LOOSE]
-    async with ask('{"city": "Bern"}') as (client, router):
-        answer = await client.chat.completions.create(
-            model=MODEL, messages=[ASKED], functions=functions, function_call={"name": "weather"}
-        )
+    says('{"city": "Bern"}')
+    answer = await client.chat.completions.create(
+        model=MODEL, messages=[ASKED], functions=functions, function_call={"name": "weather"}
+    )
     call = answer.choices[0].message.function_call
     assert (call.name, call.arguments) == ("weather", '{"city": "Bern"}')
     assert answer.choices[0].finish_reason == "stop"
@@ -245,20 +227,17 @@ async def test_a_named_function_is_its_arguments(ask: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-async def test_only_tools_that_are_allowed_are_called(ask: Any, tokenizer: ModelTokenizer, mode: str) -> None:
+async def test_only_tools_that_are_allowed_are_called(
+    says: Says, client: openai.AsyncOpenAI, router: ScriptedRouter, tokenizer: ModelTokenizer, mode: str
+) -> None:
     pytest.importorskip("llguidance")
+    says(f"[{CALL}]" if mode == "required" else f"{SAID}<tool_call>{CALL}</tool_call>")
     tools = [{"type": "function", "function": {"name": "clock"}}]
-    said = f"[{CALL}]" if mode == "required" else f"{SAID}<tool_call>{CALL}</tool_call>"
-    async with ask(said) as (client, router):
-        chat = await client.chat.completions.create(
-            model=MODEL,
-            messages=[ASKED],
-            tools=TOOLS,
-            tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}},
-        )
-        flat = [{"type": "function", **each["function"]} for each in TOOLS]
-        choice: Any = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "clock"}]}
-        response = await client.responses.create(model=MODEL, input="Hm?", tools=flat, tool_choice=choice)
+    allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+    chat = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice=allowed)
+    flat = [{"type": "function", **each["function"]} for each in TOOLS]
+    choice: Any = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "clock"}]}
+    response = await client.responses.create(model=MODEL, input="Hm?", tools=flat, tool_choice=choice)
     assert [call.function.name for call in chat.choices[0].message.tool_calls] == ["clock"]
     assert [each.name for each in response.output if each.type == "function_call"] == ["clock"]
     for request in router.requests:
@@ -283,10 +262,13 @@ def call_of(name: str, arguments: str) -> str:
 GOOD, BAD = call_of("weather", '{"city": "Bern"}'), call_of("weather", '{"city": 3}')
 
 
-async def grammar_of(ask: Any, **asked: Any) -> str:
-    async with ask("x") as (client, router):
-        await client.chat.completions.create(model=MODEL, messages=[ASKED], **asked)
-    return str(router.requests[0].logits.grammar)
+@pytest.fixture
+def grammar_of(client: openai.AsyncOpenAI, router: ScriptedRouter) -> Any:
+    async def asked(**fields: Any) -> str:
+        await client.chat.completions.create(model=MODEL, messages=[ASKED], **fields)
+        return str(router.requests[-1].logits.grammar)
+
+    return asked
 
 
 def takes(tokenizer: ModelTokenizer, grammar: str, text: str) -> bool:
@@ -298,50 +280,49 @@ def takes(tokenizer: ModelTokenizer, grammar: str, text: str) -> bool:
 
 
 async def test_a_strict_function_is_held_to_its_schema_where_the_model_decides(
-    ask: Any, tokenizer: ModelTokenizer
+    grammar_of: Any, tokenizer: ModelTokenizer
 ) -> None:
     pytest.importorskip("llguidance")
-    grammar = await grammar_of(ask, tools=[STRICT, LOOSE])
+    grammar = await grammar_of(tools=[STRICT, LOOSE])
     for text in ("Just a text.", "a < b", GOOD, f"Let me see.\n{GOOD}\n{GOOD}", f"{GOOD} and then"):
         assert takes(tokenizer, grammar, text), text
     assert takes(tokenizer, grammar, call_of("clock", '{"city": 3}'))
     for text in (BAD, f"Hm. {BAD}", call_of("other", "{}"), "<tool_call>no"):
         assert not takes(tokenizer, grammar, text), text
-    assert not await grammar_of(ask, tools=[LOOSE])
+    assert not await grammar_of(tools=[LOOSE])
 
 
-async def test_with_tools_and_a_response_format_the_answer_is_either(ask: Any, tokenizer: ModelTokenizer) -> None:
+async def test_with_tools_and_a_response_format_the_answer_is_either(
+    grammar_of: Any, tokenizer: ModelTokenizer
+) -> None:
     pytest.importorskip("llguidance")
-    grammar = await grammar_of(ask, tools=[STRICT], response_format=FORMAT)
+    grammar = await grammar_of(tools=[STRICT], response_format=FORMAT)
     for text in ('{"sum":3}', GOOD, GOOD + GOOD):
         assert takes(tokenizer, grammar, text), text
     for text in ("Just a text.", '{"sum":"3"}', BAD, f'{{"sum":3}}{GOOD}', '{"sum":  3}'):
         assert not takes(tokenizer, grammar, text), text
-    single = await grammar_of(ask, tools=[STRICT], response_format=FORMAT, parallel_tool_calls=False)
+    single = await grammar_of(tools=[STRICT], response_format=FORMAT, parallel_tool_calls=False)
     assert takes(tokenizer, single, GOOD)
     assert not takes(tokenizer, single, GOOD + GOOD)
 
 
-async def test_a_call_that_has_to_come_goes_before_the_response_format(ask: Any) -> None:
+async def test_a_call_that_has_to_come_goes_before_the_response_format(grammar_of: Any) -> None:
     pytest.importorskip("llguidance")
-    forced = await grammar_of(ask, tools=[STRICT], tool_choice="required")
-    assert await grammar_of(ask, tools=[STRICT], tool_choice="required", response_format=FORMAT) == forced
+    forced = await grammar_of(tools=[STRICT], tool_choice="required")
+    assert await grammar_of(tools=[STRICT], tool_choice="required", response_format=FORMAT) == forced
 
 
-async def test_an_operator_may_say_how_a_model_writes_calls(gateway: OpenGateway, tokenizer: ModelTokenizer) -> None:
-    text = '{"name": "clock", "parameters": {}}'
-    router = ScriptedRouter(saying([*tokenizer.encode(text), 2]), max_context_len=4096)
-    async with (
-        routing(router) as address,
-        gateway(address, tool_call_parsers=(f"{MODEL}=llama3_json",), reasoning_parsers=("think",)) as running,
-        openai.AsyncOpenAI(base_url=f"http://{running.http_address}/v1", api_key="none", max_retries=0) as client,
-    ):
-        answer = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS_LOOSE)
-        with pytest.raises(openai.APIStatusError, match="llama3_json") as caught:
-            await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS[:1], response_format=FORMAT)
-        with pytest.raises(openai.APIStatusError, match="llama3_json") as strict:
-            await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS)
-        known = await running.core.catalog.get(MODEL)
+@pytest.mark.parametrize("options", [{"tool_call_parsers": (f"{MODEL}=llama3_json",), "reasoning_parsers": ("think",)}])
+async def test_an_operator_may_say_how_a_model_writes_calls(
+    says: Says, client: openai.AsyncOpenAI, running: RunningGateway
+) -> None:
+    says('{"name": "clock", "parameters": {}}')
+    answer = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS_LOOSE)
+    with pytest.raises(openai.APIStatusError, match="llama3_json") as caught:
+        await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS[:1], response_format=FORMAT)
+    with pytest.raises(openai.APIStatusError, match="llama3_json") as strict:
+        await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS)
+    known = await running.core.catalog.get(MODEL)
     assert answer.choices[0].message.tool_calls[0].function.name == "clock"
     assert caught.value.body["param"].startswith("response_format")
     assert strict.value.body["param"] == "tools"
@@ -356,23 +337,14 @@ async def test_an_operator_may_say_how_a_model_writes_calls(gateway: OpenGateway
     ],
 )
 async def test_tools_that_the_model_would_not_see_or_whose_calls_cannot_be_read_are_refused(
-    gateway: OpenGateway, tokenizer: ModelTokenizer, template: str, param: str, caplog: pytest.LogCaptureFixture
+    says: Says, client: openai.AsyncOpenAI, param: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ids = [*tokenizer.encode("Fine."), 2]
-    router = ScriptedRouter(saying(ids), max_context_len=4096, tokenizer=tiny_tokenizer_bytes(template))
-    async with (
-        routing(router) as address,
-        gateway(address) as running,
-        openai.AsyncOpenAI(base_url=f"http://{running.http_address}/v1", api_key="none", max_retries=0) as client,
-    ):
-        for choice in ("auto", "required"):
-            with pytest.raises(openai.BadRequestError) as caught:
-                await client.chat.completions.create(
-                    model=MODEL, messages=[ASKED], tools=TOOLS_LOOSE, tool_choice=choice
-                )
-            assert caught.value.body["param"] == param
-        answer = await client.chat.completions.create(
-            model=MODEL, messages=[ASKED], tools=TOOLS_LOOSE, tool_choice="none"
-        )
+    says("Fine.")
+    asked: Any = {"model": MODEL, "messages": [ASKED], "tools": TOOLS_LOOSE}
+    for choice in ("auto", "required"):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(**asked, tool_choice=choice)
+        assert caught.value.body["param"] == param
+    answer = await client.chat.completions.create(**asked, tool_choice="none")
     assert answer.choices[0].message.content == "Fine."
     assert "refused" in caplog.text, "the operator is told at the start"

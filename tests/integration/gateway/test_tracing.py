@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import httpx
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from outrider.errors import OutriderError, Overloaded
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
+from outrider.rpc.v1 import generation_pb2
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 from outrider.telemetry.tracing import Tracing
 
-from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, VOCAB, ScriptedRouter, routing, saying
+from tests.integration.gateway.conftest import Stub
+from tests.integration.gateway.scripted_router import MODEL, VOCAB, ScriptedRouter, refusing, saying
 
 TEXT = "Grüße, 世界! And on it goes."
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -37,22 +34,8 @@ def ids(tokenizer: ModelTokenizer) -> list[int]:
 
 
 @pytest.fixture
-def router(tokenizer: ModelTokenizer, ids: list[int]) -> ScriptedRouter:
+def router(ids: list[int]) -> ScriptedRouter:
     return ScriptedRouter(saying(ids, size=3))
-
-
-@pytest.fixture
-def serve(gateway: OpenGateway, router: ScriptedRouter) -> Any:
-    @asynccontextmanager
-    async def served() -> AsyncIterator[tuple[RunningGateway, generation_pb2_grpc.GenerationServiceStub]]:
-        async with (
-            routing(router) as address,
-            gateway(address) as running,
-            create_channel(running.grpc_address) as channel,
-        ):
-            yield running, generation_pb2_grpc.GenerationServiceStub(channel)
-
-    return served
 
 
 def traced(running: RunningGateway) -> InMemorySpanExporter:
@@ -70,30 +53,29 @@ async def chat(running: RunningGateway, headers: dict[str, str], **more: Any) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_http_callers_send_is_passed_on(serve: Any, router: ScriptedRouter, stream: bool) -> None:
-    async with serve() as (running, _):
-        assert (await chat(running, PARENT.headers, stream=stream)).status_code == 200
-        assert (await chat(running, {"traceparent": "nonsense"})).status_code == 200
+async def test_what_http_callers_send_is_passed_on(
+    running: RunningGateway, router: ScriptedRouter, stream: bool
+) -> None:
+    assert (await chat(running, PARENT.headers, stream=stream)).status_code == 200
+    assert (await chat(running, {"traceparent": "nonsense"})).status_code == 200
     assert router.trace_contexts == [PARENT, NO_CONTEXT]
 
 
-async def test_what_grpc_callers_send_is_passed_on(serve: Any, router: ScriptedRouter) -> None:
-    async with serve() as (_, stub):
-        request = generation_pb2.GenerateRequest(model=MODEL, text="hi")
-        await stub.Generate(request, metadata=tuple(PARENT.headers.items()))
-        call = stub.StreamGenerate(
-            generation_pb2.StreamGenerateRequest(request=request), metadata=tuple(PARENT.headers.items())
-        )
-        assert [message async for message in call]
+async def test_what_grpc_callers_send_is_passed_on(stub: Stub, router: ScriptedRouter) -> None:
+    request = generation_pb2.GenerateRequest(model=MODEL, text="hi")
+    await stub.Generate(request, metadata=tuple(PARENT.headers.items()))
+    call = stub.StreamGenerate(
+        generation_pb2.StreamGenerateRequest(request=request), metadata=tuple(PARENT.headers.items())
+    )
+    assert [message async for message in call]
     assert router.trace_contexts == [PARENT, PARENT]
 
 
 async def test_the_gateways_span_lies_between_the_callers_and_the_routers(
-    serve: Any, router: ScriptedRouter, ids: list[int]
+    running: RunningGateway, router: ScriptedRouter, ids: list[int]
 ) -> None:
-    async with serve() as (running, _):
-        exporter = traced(running)
-        response = await chat(running, PARENT.headers)
+    exporter = traced(running)
+    response = await chat(running, PARENT.headers)
     (span,) = exporter.get_finished_spans()
     assert span.name == f"chat {MODEL}"
     assert span.kind is SpanKind.SERVER
@@ -112,38 +94,29 @@ async def test_the_gateways_span_lies_between_the_callers_and_the_routers(
     assert not any(TEXT[:5] in str(value) for value in attributes.values())
 
 
-async def test_a_request_without_context_begins_a_trace(serve: Any, router: ScriptedRouter) -> None:
-    async with serve() as (running, _):
-        exporter = traced(running)
-        assert (await chat(running, {})).status_code == 200
+async def test_a_request_without_context_begins_a_trace(running: RunningGateway, router: ScriptedRouter) -> None:
+    exporter = traced(running)
+    assert (await chat(running, {})).status_code == 200
     (span,) = exporter.get_finished_spans()
     assert span.parent is None and span.context is not None
     assert router.trace_contexts[0].trace_id == f"{span.context.trace_id:032x}"
 
 
-async def test_a_failed_request_is_a_failed_span_without_its_message(serve: Any, router: ScriptedRouter) -> None:
-    async def refusing(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
-        raise Overloaded("secret")
-        yield
-
-    router.script = refusing
-    async with serve() as (running, _):
-        exporter = traced(running)
-        assert (await chat(running, {})).status_code == 429
+async def test_a_failed_request_is_a_failed_span_without_its_message(
+    running: RunningGateway, router: ScriptedRouter
+) -> None:
+    router.script = refusing(Overloaded("secret"))
+    exporter = traced(running)
+    assert (await chat(running, {})).status_code == 429
     (span,) = exporter.get_finished_spans()
     assert (span.status.status_code, (span.attributes or {})["error.type"]) == (StatusCode.ERROR, "OVERLOADED")
-    assert "secret" not in _everything(span)
+    assert "secret" not in span.to_json()
 
 
-def _everything(span: ReadableSpan) -> str:
-    return span.to_json()
-
-
-async def test_tokens_can_be_looked_up(serve: Any, ids: list[int]) -> None:
-    async with serve() as (_, stub):
-        answer = await stub.Detokenize(generation_pb2.DetokenizeRequest(model=MODEL, token_ids=ids))
-        assert b"".join(answer.tokens).decode() == TEXT
-        assert (len(answer.tokens), answer.tokens[-1]) == (len(ids), b"")
+async def test_tokens_can_be_looked_up(stub: Stub, ids: list[int]) -> None:
+    answer = await stub.Detokenize(generation_pb2.DetokenizeRequest(model=MODEL, token_ids=ids))
+    assert b"".join(answer.tokens).decode() == TEXT
+    assert (len(answer.tokens), answer.tokens[-1]) == (len(ids), b"")
 
 
 @pytest.mark.parametrize(
@@ -155,10 +128,9 @@ async def test_tokens_can_be_looked_up(serve: Any, ids: list[int]) -> None:
     ],
 )
 async def test_a_look_up_that_makes_no_sense_is_refused_by_its_field(
-    serve: Any, bad: dict[str, Any], field: str
+    stub: Stub, bad: dict[str, Any], field: str
 ) -> None:
-    async with serve() as (_, stub):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Detokenize(generation_pb2.DetokenizeRequest(**bad))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Detokenize(generation_pb2.DetokenizeRequest(**bad))
     error: OutriderError = from_rpc_error(caught.value)
     assert error.field == field

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 import grpc
-import httpx
 import pytest
 from outrider.errors import Code, DeadlineExceeded, Overloaded
 from outrider.gateway.config import GatewayLimits
-from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.access.roles import ClusterSecret, RoleGuard
 from outrider.rpc.arriving import Arriving
 from outrider.rpc.channel import create_channel
@@ -20,17 +17,12 @@ from outrider.rpc.v1 import generation_pb2_grpc
 
 from tests.integration.gateway import raw_http2
 from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
-from tests.integration.gateway.test_connections import connect
+from tests.integration.gateway.scripted_router import ScriptedRouter, routing
+from tests.integration.gateway.test_connections import connect, rest_of, serves
 
 BODY = 1 << 20
 LIMITS = GatewayLimits(max_body_bytes=BODY, max_unread_bytes=16 * BODY, body_timeout_s=60.0)
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
-
-
-@pytest.fixture
-def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
-    return ScriptedRouter(saying([40, 41, 2]))
 
 
 async def begin(address: str, size: int, sent: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -40,31 +32,17 @@ async def begin(address: str, size: int, sent: int) -> tuple[asyncio.StreamReade
     return reader, writer
 
 
-async def rest_of(reader: asyncio.StreamReader) -> bytes:
-    came = bytearray()
-    with suppress(ConnectionError):
-        while part := await reader.read(65536):
-            came += part
-    return bytes(came)
-
-
-async def is_answered(http: str) -> bool:
-    async with httpx.AsyncClient(timeout=60) as client:
-        answer = await client.post(f"http://{http}/v1/completions", json={"model": MODEL, "prompt": "a"})
-    return answer.status_code == 200
-
-
 async def test_above_the_bound_the_bodies_that_take_longest_are_given_up_and_a_new_one_is_answered(
     gateway: OpenGateway, router: ScriptedRouter
 ) -> None:
     async with routing(router) as address, gateway(address, limits=LIMITS) as running:
         opened = [await begin(running.http_address, BODY, BODY - 1) for _ in range(12)]
         # A quarter of 16 bodies.
-        refused = await asyncio.wait_for(asyncio.gather(*(rest_of(reader) for reader, _ in opened[:6])), 60)
+        refused = await asyncio.gather(*(rest_of(reader, 60) for reader, _ in opened[:6]))
         # A reset, because the server reads no further, may come before the answer.
         answers = [each for each in refused if each]
         assert answers and all(b" 503 " in each and b"Retry-After" in each for each in answers)
-        assert await is_answered(running.http_address)
+        assert await serves(running.http_address)
         last, writer = opened[-1]
         assert not last.at_eof()
         # What has not been given up is answered when its end comes.
@@ -78,7 +56,7 @@ async def test_what_follows_an_answer_is_held_by_nobody(gateway: OpenGateway, ro
         reader, writer = await connect(running.http_address)
         writer.write(HEAD.replace("/v1/completions", "/nowhere").format(BODY).encode() + b" " * (BODY - 1))
         assert b" 404 " in await asyncio.wait_for(reader.read(4096), 30)
-        assert await is_answered(running.http_address)
+        assert await serves(running.http_address)
 
 
 class _Messages:

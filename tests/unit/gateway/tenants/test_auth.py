@@ -81,7 +81,7 @@ async def test_a_key_is_its_tenants(guard: KeyGuard, store: Store) -> None:
     assert (caller.name, caller.tenant) == ("key-1", _ACME)
 
 
-async def test_each_kind_of_wrong_key_has_its_reason(guard: KeyGuard, store: Store, clock: Clock) -> None:
+async def test_each_kind_of_wrong_key_has_its_reason(guard: KeyGuard, store: Store) -> None:
     store.add("k")
     store.add("old", not_after_unix_s=999)
     assert await reason(guard, "") == "API_KEY_MISSING"

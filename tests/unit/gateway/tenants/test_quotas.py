@@ -186,7 +186,7 @@ async def test_what_was_read_is_charged_though_it_is_refused_then(store: Store, 
     assert await asks(one, who, 500)
 
 
-async def test_a_burst_may_be_smaller_or_larger_than_a_minutes_quota(store: Store, clock: Clock) -> None:
+async def test_a_burst_may_be_smaller_or_larger_than_a_minutes_quota(store: Store) -> None:
     for name, burst in (("small", 5000), ("large", 200_000)):
         who = tenant(0, tokens_per_minute=60_000, burst_tokens=burst)
         who.name, store.levels = name, {}
@@ -374,7 +374,7 @@ async def test_a_request_that_begins_while_ends_are_reported_is_reported_at_once
     await next_one.__aexit__(None, None, None)
 
 
-async def test_so_many_run_at_once_on_all_gateways_together(store: Store, clock: Clock) -> None:
+async def test_so_many_run_at_once_on_all_gateways_together(store: Store) -> None:
     a, b, who = keeper(store, "a"), keeper(store, "b"), tenant(concurrent_requests=2)
     async with a.held(who, 1, 1):
         async with b.held(who, 1, 1):
@@ -383,7 +383,7 @@ async def test_so_many_run_at_once_on_all_gateways_together(store: Store, clock:
         assert await asks(a, who)
 
 
-async def test_a_request_that_never_came_to_be_costs_no_tokens(store: Store, clock: Clock) -> None:
+async def test_a_request_that_never_came_to_be_costs_no_tokens(store: Store) -> None:
     one, who = keeper(store), tenant(tokens_per_minute=600)
     for _ in range(50):
         async with one.held(who, 1000, 1000):
@@ -391,7 +391,7 @@ async def test_a_request_that_never_came_to_be_costs_no_tokens(store: Store, clo
     assert await asks(one, who)
 
 
-async def test_what_costs_no_tokens_is_let_in_whatever_the_debt(store: Store, clock: Clock) -> None:
+async def test_what_costs_no_tokens_is_let_in_whatever_the_debt(store: Store) -> None:
     one, who = keeper(store), tenant(tokens_per_minute=600)
     assert await asks(one, who, 10_000)
     assert not await asks(one, who, 1)
