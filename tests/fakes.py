@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 from outrider.drafting.pool import DraftLeases, no_leases
 from outrider.errors import Code
+from outrider.limits import to_us
 from outrider.protocol.identity import SPOKEN
 from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.access.certificates import TlsFiles
@@ -39,6 +40,7 @@ from outrider.target.requests.events import Event, Offered
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
+from outrider.target.requests.times import Timer
 from outrider.target.requests.wire import events_of
 from outrider.tree import DraftTree
 from outrider.worker.events import Opened, SequenceKey
@@ -92,18 +94,17 @@ class _Sequence:
     opening: sequence.OpenSequence
     tokens: list[int]
     speculation: sequence.Speculation
+    timer: Timer
     draft: list[int] = field(default_factory=list)
-    ready_s: float = 0.0
     num_dropped: int = 0
     epoch: int = 0
-    answered_s: float = 0.0
     serial: int = 0
     draft_active: bool = False
 
     @classmethod
     def of(cls, opening: sequence.OpenSequence) -> _Sequence:
         tokens = [*opening.prompt_token_ids, *opening.committed_token_ids]
-        return cls(opening, tokens, opening.speculation, ready_s=asyncio.get_running_loop().time())
+        return cls(opening, tokens, opening.speculation, Timer(asyncio.get_running_loop().time()))
 
     @property
     def num_output(self) -> int:
@@ -124,7 +125,7 @@ class _Sequence:
             return
         if tokens[overlap:]:
             self.serial = draft.serial
-        self.answered_s = asyncio.get_running_loop().time()
+        self.timer.draft_answered(asyncio.get_running_loop().time())
         self.draft.extend(tokens[overlap:])
 
 
@@ -339,16 +340,18 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         commits: list[sequence.Commit] = []
         serials: list[int] = []
         for sequence_id, state in list(mine.items()):
-            waits = state.draft_active and state.speculation.max_draft_tokens and not state.draft
-            if waits and now_s - state.ready_s < state.speculation.max_wait_us / 1e6:
+            timer, speculation = state.timer, state.speculation
+            until_s = timer.ready_since_s + speculation.max_wait_us / 1e6
+            if state.draft_active and speculation.max_draft_tokens and not state.draft and now_s < until_s:
+                timer.held_until_s = until_s
                 continue
-            started_s = max(state.ready_s, now_s - self.step_s)
-            times = _times(state, started_s)
-            commit = self._verify(sequence_id, state)
-            commit.MergeFrom(times)
+            began_s = max(timer.ready_since_s, now_s - self.step_s)
+            timer.step_began(began_s)
+            timer.step_ended(began_s, now_s, decides=True)
+            commit, times = self._verify(sequence_id, state), timer.take()
+            commit.queue_us, commit.wait_us = to_us(times.queue_s), to_us(times.wait_s)
             commits.append(commit)
             serials.append(state.serial if commit.num_drafted else 0)
-            state.ready_s = now_s
             if commit.finish_reason:
                 del mine[sequence_id]
                 self.live.pop(sequence_id, None)
@@ -411,16 +414,6 @@ def _committed(number: int, commit: sequence.Commit, serial: int) -> StepRow[Non
         num_verified=commit.num_verified,
         finish=Finish(commit.finish_reason),
         num_dropped=commit.num_dropped,
-    )
-
-
-def _times(state: _Sequence, started_s: float) -> sequence.Commit:
-    """A commit with nothing but the times up to the start of its step."""
-    answered_s = min(max(state.answered_s, state.ready_s), started_s) if state.draft else started_s
-    waited_s = answered_s - state.ready_s if state.speculation.max_draft_tokens else 0.0
-    return sequence.Commit(
-        queue_us=round((started_s - state.ready_s) * 1e6),
-        wait_us=round(waited_s * 1e6),
     )
 
 
