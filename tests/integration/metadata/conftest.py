@@ -51,6 +51,16 @@ def info() -> Callable[..., worker_pb2.WorkerInfo]:
 
 
 @pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Leases of this process are renewed often, and end soon after the last time: their term in seconds."""
+    term_s = 2.0
+    monkeypatch.setattr("outrider.metadata.workers.lease.HEARTBEAT_S", 0.4)
+    monkeypatch.setattr("outrider.metadata.workers.directory.LEASE_TTL_S", term_s)
+    monkeypatch.setattr("outrider.metadata.store._TTL_MS", round(1000 * term_s))
+    return term_s
+
+
+@pytest.fixture
 def eventually() -> Callable[..., Awaitable[float]]:
     """Waits until the condition holds; returns how long that took, in seconds."""
 

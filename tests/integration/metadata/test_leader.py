@@ -120,8 +120,9 @@ async def test_nothing_is_missed_that_is_set_between_two_looks(store: MetadataSt
 
 
 async def test_who_leads_plans_on_while_redis_is_away_and_logs_that_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("outrider_controller.control.plan.leading._TICK_S", 0.1)
     now_s = [1e9]
     with EmbeddedServer.start(tmp_path / "redis") as server:
         async with MetadataStore.connect(server.url) as store, EventWriter(store).running() as events:
@@ -137,7 +138,7 @@ async def test_who_leads_plans_on_while_redis_is_away_and_logs_that_once(
                         server.stop()
                     now_s[0] += 60.0
                     await until(lambda: leader.planner is not None and leader.planner.plan.now_s == now_s[0])
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(0.5)
                 assert leader.epoch == 1
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 1 and "metadata store is away" in said[0]

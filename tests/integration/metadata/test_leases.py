@@ -88,6 +88,7 @@ async def test_a_changed_load_is_seen(
         assert [lease.load.draining for lease in await reader.workers()] == [True]
 
 
+@pytest.mark.usefixtures("short_leases")
 async def test_a_load_that_cannot_be_told_does_not_cost_the_lease(
     store: MetadataStore, reader: MetadataStore, info: Info, eventually: Eventually
 ) -> None:
@@ -110,8 +111,11 @@ async def test_a_load_that_cannot_be_told_does_not_cost_the_lease(
 
 CHILD = """
 import asyncio, sys
-from outrider.metadata import MetadataStore
+from outrider.metadata import MetadataStore, store
+from outrider.metadata.workers import lease
 from outrider.rpc.v1 import worker_pb2
+
+store._TTL_MS, lease.HEARTBEAT_S = round(1000 * float(sys.argv[2])), 0.4
 
 async def main():
     async with MetadataStore.connect(sys.argv[1]) as store:
@@ -126,9 +130,10 @@ asyncio.run(main())
 
 
 async def test_a_killed_worker_vanishes_with_its_prefixes_when_its_term_is_over(
-    server: EmbeddedServer, reader: MetadataStore, raw: redis.Redis, eventually: Eventually
+    server: EmbeddedServer, reader: MetadataStore, raw: redis.Redis, eventually: Eventually, short_leases: float
 ) -> None:
-    child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, server.url, stdout=subprocess.PIPE)
+    command = (sys.executable, "-c", CHILD, server.url, str(short_leases))
+    child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert child.stdout is not None and await child.stdout.readline() == b"up\n"
     assert await ids(reader) == ["child"]
     assert await reader.lookup_prefix(TARGET, [b"x" * 16], ["child"]) == {"child": 1}
@@ -144,7 +149,7 @@ async def test_a_killed_worker_vanishes_with_its_prefixes_when_its_term_is_over(
     async def forgotten() -> bool:
         return [key for key in raw.scan_iter() if b"child" in key] == []
 
-    assert await eventually(gone, 8) > 3.5
+    assert await eventually(gone) > short_leases / 2
     # The reader ends the term by its own clock, some milliseconds before the store.
     await eventually(unmatched, 0.5)
     await eventually(forgotten, 1.5)

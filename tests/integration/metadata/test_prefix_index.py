@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import redis
@@ -94,14 +94,16 @@ async def test_the_index_ends_with_the_lease(
 
 
 async def test_a_large_cache_is_indexed_whole_and_again_after_it_was_lost(
-    store: MetadataStore, reader: MetadataStore, raw: redis.Redis
+    store: MetadataStore, reader: MetadataStore, raw: redis.Redis, eventually: Callable[..., Awaitable[float]]
 ) -> None:
+    async def indexed_whole() -> bool:
+        return bool(raw.scard("outrider:prefix:target:t1") == 8000)
+
     many = [hashlib.blake2b(i.to_bytes(4), digest_size=16).digest() for i in range(8000)]
     await store.publish_prefix(TARGET, "t1", many)
     assert await reader.lookup_prefix(TARGET, many[:3000], WORKERS) == {"t1": 3000}
     raw.delete("outrider:prefix:target:t1")
-    await asyncio.sleep(1.5)
-    assert raw.scard("outrider:prefix:target:t1") == 8000
+    await eventually(indexed_whole)
 
 
 async def test_changes_made_at_once_end_in_the_state_of_the_last(store: MetadataStore, raw: redis.Redis) -> None:

@@ -35,7 +35,7 @@ async def test_what_is_given_out_over_time_is_the_rate(store: MetadataStore) -> 
     first_s = time.monotonic()
     await take(store, tokens=wanted)
     asked_s = started_s = answered_s = time.monotonic()
-    while asked_s - started_s < 1.5:
+    while asked_s - started_s < 0.5:
         await asyncio.sleep(0.02)
         asked_s = time.monotonic()
         given += (await take(store, tokens=wanted)).tokens

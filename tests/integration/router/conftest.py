@@ -63,6 +63,27 @@ CONFIG = RouterConfig(
 ENGINE = EngineConfig(dtype="float32", num_blocks=256)
 
 
+PERIODS = {
+    "outrider.metadata.workers.lease.HEARTBEAT_S": 0.3,
+    "outrider_controller.cli.change.cordon._POLL_S": 0.1,
+    "outrider_controller.control.fleet.HEARTBEAT_S": 0.1,
+    "outrider_controller.control.fleet.SETTLE_MS": 300,
+    "outrider_controller.control.plan.kept_plan._SAVE_EVERY_S": 0.2,
+    "outrider_controller.control.plan.leading._TICK_S": 0.1,
+    "outrider_controller.control.plan.leading.PLAN_EVERY_S": 0.2,
+    "outrider_controller.router.requests.plan_follower._LOOK_EVERY_S": 0.1,
+    "outrider_controller.router.requests.plan_follower.PLAN_EVERY_S": 0.2,
+    "outrider_controller.router.requests.settings.PLAN_EVERY_S": 0.2,
+}
+"""Of what runs in this process: shorter than in operation, for tests wait for what comes of them."""
+
+
+@pytest.fixture(autouse=True)
+def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in PERIODS.items():
+        monkeypatch.setattr(name, value)
+
+
 @pytest.fixture(scope="session")
 def metadata_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory: Path = tmp_path_factory.mktemp("redis")

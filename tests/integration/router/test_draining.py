@@ -73,9 +73,9 @@ async def test_a_cordoned_target_finishes_what_it_has_and_gets_nothing_new(
 async def test_a_drained_target_hands_its_requests_over_once_another_can_go_on_with_them(
     fleet: Fleet, eventually: Eventually
 ) -> None:
-    first = await fleet.target(FakeTarget(step_s=0.005))
+    first = await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
-    running = asyncio.create_task(fleet.ask(fleet.request(PROMPT, 1000)))
+    running = asyncio.create_task(fleet.ask(fleet.request(PROMPT, 300)))
     await eventually(lambda: first.live)
     async with operator(fleet) as control:
         await control.DrainWorker(control_pb2.DrainWorkerRequest(worker_id=first.info.worker_id, grace_s=0))
@@ -87,20 +87,20 @@ async def test_a_drained_target_hands_its_requests_over_once_another_can_go_on_w
         await eventually(lambda: second.live and not first.live)
         answer = await running
         check_text(answer.token_ids)
-        assert (len(answer.token_ids), answer.metrics.num_target_failovers) == (1000, 1)
+        assert (len(answer.token_ids), answer.metrics.num_target_failovers) == (300, 1)
         drained = control_pb2.GetWorkerRequest(worker_id=first.info.worker_id)
         async with asyncio.timeout(60):
             while not (await control.GetWorker(drained)).worker.cordon.drained_unix_ms:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.05)
     told = [event.kind for event in await fleet.store.events() if event.fields.get("role") == "target"]
     assert [kind for kind in told if kind != "worker_joined"] == ["worker_cordoned", "worker_drained"]
 
 
 async def test_a_request_goes_back_to_a_target_that_is_in_use_again(fleet: Fleet, eventually: Eventually) -> None:
     """As when each target is drained, looked after and uncordoned in turn."""
-    targets = [await fleet.target(FakeTarget(step_s=0.005)) for _ in range(2)]
+    targets = [await fleet.target(FakeTarget(step_s=0.05)) for _ in range(2)]
     cordons = (await fleet.start()).dispatcher.fleet.loads
-    running = asyncio.create_task(fleet.ask(fleet.request(PROMPT, 2000), timeout=60))
+    running = asyncio.create_task(fleet.ask(fleet.request(PROMPT, 400), timeout=60))
     await eventually(lambda: any(target.live for target in targets))
     targets.sort(key=lambda target: not target.live)
     async with operator(fleet) as control:
@@ -113,16 +113,16 @@ async def test_a_request_goes_back_to_a_target_that_is_in_use_again(fleet: Fleet
             target.step_s = 0.001
         answer = await running
     check_text(answer.token_ids)
-    assert (len(answer.token_ids), answer.metrics.num_target_failovers) == (2000, 2)
+    assert (len(answer.token_ids), answer.metrics.num_target_failovers) == (400, 2)
 
 
 async def test_requests_leave_a_drained_draft_at_once_for_another_or_for_plain_decoding(
     fleet: Fleet, eventually: Eventually
 ) -> None:
-    target = await fleet.target(FakeTarget(step_s=0.005))
+    target = await fleet.target(FakeTarget(step_s=0.05))
     first = await fleet.draft(FakeDraft())
     await fleet.start()
-    request = fleet.request(PROMPT, 2000, speculation=router.SPECULATION_MODE_ON)
+    request = fleet.request(PROMPT, 500, speculation=router.SPECULATION_MODE_ON)
     running = asyncio.create_task(fleet.ask(request, timeout=60))
     await eventually(lambda: first.live)
     async with operator(fleet) as control:
@@ -133,7 +133,7 @@ async def test_requests_leave_a_drained_draft_at_once_for_another_or_for_plain_d
         target.step_s = 0.001
         answer = await running
     check_text(answer.token_ids)
-    assert len(answer.token_ids) == 2000 and len(first.opens) == 1
+    assert len(answer.token_ids) == 500 and len(first.opens) == 1
     assert answer.metrics.num_draft_failovers == 1
 
 

@@ -453,7 +453,7 @@ async def test_a_target_that_drains_keeps_its_stream_however_long_its_steps_take
 
     async def drain() -> None:
         target.load.draining = True
-        target.step_s = 1.0
+        target.step_s = 0.6
         await target.life.drain()
 
     rounds = await collect(fleet.call(fleet.request(PROMPT, 10)), 7, drain)

@@ -16,7 +16,12 @@ from benchmarks.support.router_load import Load, LoadFailed, measure
 from tests.fakes import fake_info
 from tests.integration.router.conftest import Fleet
 
-LOAD = Load(sequences=24, seconds=1.0, per_target=8, per_draft=12, max_tokens=64)
+LOAD = Load(sequences=24, seconds=0.5, steps_per_s=60.0, per_target=8, per_draft=12, max_tokens=64)
+
+
+@pytest.fixture(autouse=True)
+def no_long_run_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.support.router_load._SETTLE_S", 0.5)
 
 
 async def running(fleet: Fleet) -> LeaseRecord:

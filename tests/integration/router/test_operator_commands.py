@@ -131,7 +131,7 @@ def test_a_text_that_is_always_guessed_raises_an_alert(cluster: Cluster, outride
         await fleet.start()
 
     async def ask(fleet: Fleet) -> None:
-        await fleet.ask(fleet.request(max_new_tokens=3000, tenant="acme", speculation=SPECULATION_MODE_ON), timeout=60)
+        await fleet.ask(fleet.request(max_new_tokens=1300, tenant="acme", speculation=SPECULATION_MODE_ON), timeout=60)
 
     def alerts() -> list[str]:
         found = outrider("events", "--kind", "alert_raised", "--tenant", "acme", "-o", "json")["events"]

@@ -44,9 +44,11 @@ def start(cluster: Cluster, tmp_path: Path, log: Path) -> Callable[..., subproce
         command = tmp_path / "outrider"
         command.write_text(COMMAND.format(log=log, new=new, python=sys.executable, control=cluster.control))
         command.chmod(0o755)
+        example = tmp_path / EXAMPLE.name
+        example.write_text(EXAMPLE.read_text().replace("PAUSE_S = 5.0", "PAUSE_S = 0.5"))
         given = ["--samples-dir", str(tmp_path / "samples"), "--metadata", "redis://x", *more, "--train-tokens", "9"]
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        program = [sys.executable, str(EXAMPLE), str(tmp_path / "drafts"), *given, "--once"]
+        program = [sys.executable, str(example), str(tmp_path / "drafts"), *given, "--once"]
         return subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True)
 
     return started
