@@ -278,10 +278,9 @@ class VirtualStack:
             self._tell(stream, lambda at_s: Closed(key))
             self._loop.call_later(self._setup.times.between_s, self._begin)
         elif stream.draft is not None:
-            if done.draft_active:
-                stream.controller.draft_active(done.answer_us)
             decides = turns == 1 or (stream.rounds + key.sequence_id) % turns == 0
-            self._adjust(stream, stream.controller.committed(done, to_us(now_s), decides=decides))
+            setting = stream.controller.committed(done, to_us(now_s), self._price, decides=decides)
+            self._adjust(stream, setting)
 
     def _measure(self, stream: _Stream, done: Round) -> None:
         if not self._measuring:

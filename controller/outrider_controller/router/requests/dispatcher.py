@@ -156,7 +156,7 @@ class Dispatcher:
                 usage.ended(account, used, at_us)
         if counted:
             # After the clients' messages of this step were sent.
-            asyncio.get_running_loop().call_soon(self.settings_sender.after_step, counted, at_us)
+            asyncio.get_running_loop().call_soon(self.settings_sender.after_step, counted, link.price.row, at_us)
         for error in reply.errors:
             if active := self.table.at_target(link, error.sequence_id):
                 self._target_refused(active, error)

@@ -37,25 +37,24 @@ class SettingsSender:
         self._table = table
         self._telemetry = telemetry
 
-    def after_step(self, counted: Sequence[tuple[ActiveRequest, OpenDraft | None, Round]], at_us: int) -> None:
-        """Decides from the rounds of one step, each with the draft that it had, if any."""
+    def after_step(
+        self, counted: Sequence[tuple[ActiveRequest, OpenDraft | None, Round]], price: float, at_us: int
+    ) -> None:
+        """Decides from the rounds of one step, each with the draft that it had, if any. `price`: of a drafted row."""
         self._telemetry.rounds([done for _, _, done in counted])
         turns = -(-len(counted) // tuning.DECISIONS_PER_STEP)
         for active, draft, done in counted:
-            if done.num_drafted and active.target is not None:
-                self.policy.own_drafts(active.request, done, active.target.link.price.row)
+            # In the last round an accepted token may have come in the place of the target's own.
+            if done.num_drafted and not done.finish_reason:
+                self.policy.own_drafts(active.request, done, price)
             if draft is None and active.lacks_draft:
                 self.policy.missed(active.request, active.speculation.allowed.draft)
             if draft is None or active.draft is not draft:
                 continue
             speculation = active.speculation
-            if active.target is not None:
-                speculation.cost.add(done, active.target.link.price.row)
-            if done.draft_active:
-                speculation.draft_active(done.answer_us)
             decides = turns == 1 or (active.failover.rounds_here + draft.sequence_id) % turns == 0
             was_low = speculation.window.low
-            setting = speculation.committed(done, at_us, decides=decides)
+            setting = speculation.committed(done, at_us, price, decides=decides)
             if speculation.window.low and not was_low:
                 self._telemetry.low_acceptance(draft.worker.worker_id, active.request, speculation.window.acceptance)
             if setting is not None:

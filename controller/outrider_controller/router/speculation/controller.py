@@ -182,12 +182,16 @@ class SpeculationController:
         self.sent = self._wanted()
         return self.sent
 
-    def committed(self, done: Round, now_us: int, *, decides: bool = True) -> Speculation | None:
-        """A round that was applied to the request. Returns a setting to send when it changes noticeably.
+    def committed(self, done: Round, now_us: int, price: float, *, decides: bool = True) -> Speculation | None:
+        """A round that was applied to the request. Returns a setting to send when it changes noticeably. `price`: of a
+        drafted row.
 
         Without `decides` the round is only added to the sums for the next decision: to decide costs more than
         everything else in a round.
         """
+        self.cost.add(done, price)
+        if done.draft_active:
+            self.draft_active(done.answer_us)
         if decides and self._off:
             self._committed_us = None
             return self._change()

@@ -42,10 +42,11 @@ def committed(
     step_us: int = 20_000,
     *,
     num_tokens: int = 1,
+    price: float = 0.0,
     **fields: int,
 ) -> Speculation | None:
     """A round before which the target waited, unless `wait_us` is given. `fields` are those of `a_round`."""
-    return controller.committed(a_round(length, num_tokens=num_tokens, step_us=step_us, **fields), now_us)
+    return controller.committed(a_round(length, num_tokens=num_tokens, step_us=step_us, **fields), now_us, price)
 
 
 def test_a_draft_is_waited_for_once_it_has_answered_a_commit() -> None:
@@ -75,6 +76,27 @@ def test_a_guess_said_unasked_answers_nothing() -> None:
     controller.draft_active(50_000)
     committed(controller, 12, 40_000)
     assert controller.times.turnaround_us == 50_000
+
+
+def test_a_request_that_has_ended_has_cost_its_rounds_their_drafted_rows_and_its_waits() -> None:
+    controller, record = SpeculationController(CONFIG, ALLOWED), DraftRecord()
+    controller.opened(5, record)
+    for number in range(4):
+        fields = {"num_tokens": 2, "num_drafted": 3, "num_verified": 2, "num_accepted": 1, "wait_us": 5_000}
+        committed(controller, 10 + 2 * number, number * 25_000, price=0.1, **fields)
+    controller.ended()
+    found = record.evidence
+    assert (found.requests, found.request_tokens) == (1, 8)
+    assert found.request_cost == pytest.approx(4 + 4 * 3 * 0.1 + 4 * 5_000 / 20_000)
+
+
+def test_a_draft_says_with_a_round_that_it_works() -> None:
+    controller = opened()
+    silent(controller, 2)
+    done = a_round(12, num_tokens=1, source="model")
+    done.answer_us = 2_000
+    assert controller.committed(done, 40_000, 0.0) is not None
+    assert (controller.unanswered, controller.times.turnaround_us) == (1, 2_000)
 
 
 def test_what_one_request_saw_of_a_draft_the_next_one_knows() -> None:
@@ -199,7 +221,7 @@ def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 
             num_accepted=accepted,
             source="model",
         )
-        controller.committed(done, number * round_us, decides=number % turns == turns - 1)
+        controller.committed(done, number * round_us, 0.0, decides=number % turns == turns - 1)
         controller.draft_active(5_000)
     return controller
 
