@@ -124,11 +124,13 @@ class StepRow(Candidate, Generic[S]):
 
     @property
     def verified(self) -> Sequence[int]:
-        """The nodes that were verified: at each position, all that follow the accepted one before."""
+        """The nodes that were verified: at each position, all that follow the accepted one before. First those
+        accepted."""
         if not self.draft.parents:
             return range(min(self.num_verified, len(self.draft.token_ids)))
         children = self.draft.children()
-        return [node for parent in [ROOT, *self.accepted][: self.num_verified] for node in children[parent + 1]]
+        nodes = (node for parent in [ROOT, *self.accepted][: self.num_verified] for node in children[parent + 1])
+        return sorted(nodes, key=lambda node: node not in self.accepted)
 
     def count_sources(self, verified: Sequence[int]) -> None:
         """Fills in its sources, of which these nodes were verified."""

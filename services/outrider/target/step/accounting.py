@@ -5,34 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.target.drafts.calibration import Fit, bins_of
+from outrider.target.drafts.calibration import bins_of
 from outrider.target.requests.report import TargetStats
 from outrider.target.requests.row import StepRow
 from outrider.target.step.port import Capabilities
+from outrider.worker.step_cost import StepShares
 
 
 class StepAccounting:
     """Costs and chances, as measured in the steps so far."""
 
-    def __init__(self, stats: TargetStats, measured: Capabilities) -> None:
-        """`measured`: of the engine, with what its steps cost and what comes of drafts there."""
+    def __init__(self, stats: TargetStats, engine: Capabilities) -> None:
         self.stats = stats
-        self.cost = measured.cost
-        self.calibration = measured.calibration
-        self._num_committed = 0
-        """Tokens committed before the step at hand."""
+        self._engine = engine
 
-    def verified(self, row: StepRow[Any], fit: Fit, verified: Sequence[int]) -> None:
-        """What verification says of a row's drafted tokens. `verified`: the nodes that it looked at."""
-        draft, stats, bins = row.draft, self.stats, bins_of(row.draft)
-        nodes = [*row.accepted, *(node for node in verified if node not in row.accepted)] if draft.parents else verified
-        self.calibration.verified([bins[node] for node in nodes], len(row.accepted), fit)
+    def committed(self, row: StepRow[Any], verified: Sequence[int]) -> None:
+        """What verification says of a row's drafted tokens. `verified`: of these nodes, as the row has them."""
+        draft, stats = row.draft, self.stats
+        if not self._engine.plans_ahead:
+            bins, fit = bins_of(draft), row.sequence.drafts.fit
+            self._engine.calibration.verified([bins[node] for node in verified], len(row.accepted), fit)
         if draft.parents:
-            stats.num_branch_tokens += len(draft) - draft.depth
+            stats.num_branch_tokens += row.num_branch_tokens
             stats.num_branch_tokens_accepted += len(set(row.accepted) - set(draft.main()))
-
-    def committed(self, row: StepRow[Any]) -> None:
-        stats = self.stats
         stats.num_draft_tokens += row.num_drafted
         stats.num_verified_tokens += row.num_verified
         stats.num_accepted_tokens += row.num_accepted
@@ -41,17 +36,20 @@ class StepAccounting:
         for counted in row.sources:
             stats.of_source(counted.source).add(counted)
 
-    def took(self, rows: Sequence[StepRow[Any]], seconds: float) -> None:
-        """Learns what a step costs, after its commits."""
-        num_committed, self._num_committed = self._num_committed, self.stats.num_committed_tokens
-        tokens = self._num_committed - num_committed
-        self.calibration.stepped()
-        self.cost.took(seconds=seconds, tokens=tokens, **_sizes(rows))
+    def stepped(self, rows: Sequence[StepRow[Any]], seconds: float, drafting_s: float) -> None:
+        """After a step's commits: divides its time among its sequences, and learns what it cost, without the time in
+        which its drafts were made. Longer ones take longer: a row would seem to cost what its token did.
+        """
+        prompt_tokens = sum(row.num_prefilled for row in rows)
+        sizes = {"rows": sum(row.num_run for row in rows) - prompt_tokens, "prompt_tokens": prompt_tokens}
+        cost = self._engine.cost
+        self._divide(rows, cost.shares(sequences=len(rows), seconds=seconds, **sizes))
+        if not self._engine.plans_ahead:
+            self._engine.calibration.stepped()
+            cost.took(seconds=seconds - drafting_s, tokens=sum(len(row.token_ids) for row in rows), **sizes)
 
-    def divide(self, rows: Sequence[StepRow[Any]], seconds: float) -> None:
-        """Divides a step's time among its sequences."""
+    def _divide(self, rows: Sequence[StepRow[Any]], shares: StepShares) -> None:
         self.stats.num_steps += 1
-        shares = self.cost.shares(sequences=len(rows), seconds=seconds, **_sizes(rows))
         for row in rows:
             prompt_tokens, each = row.num_prefilled, row.times
             share_s = shares.of(prompt_tokens=prompt_tokens, rows=row.num_run - prompt_tokens)
@@ -65,8 +63,3 @@ class StepAccounting:
                 source = self.stats.of_source(origin.source)
                 source.row_s += count * shares.row_s
                 source.draft_s += count * origin.seconds / len(origin)
-
-
-def _sizes(rows: Sequence[StepRow[Any]]) -> dict[str, int]:
-    prompt_tokens = sum(row.num_prefilled for row in rows)
-    return {"rows": sum(row.num_run for row in rows) - prompt_tokens, "prompt_tokens": prompt_tokens}

@@ -98,10 +98,7 @@ class TargetWorker(Generic[S]):
             except Exception as error:
                 self._failed(row.key, row.sequence.spec, error, "in its step")
         if step.rows:
-            seconds = self._report_step(step.rows, started_s)
-            if not self.engine.capabilities.plans_ahead:
-                # Longer drafts take longer to make: with that time a row would seem to cost what its token did.
-                self._accounting.took(step.rows, seconds - drafting_s)
+            self._report_step(step.rows, started_s, drafting_s)
         self.stats.num_preemptions = self.engine.num_preemptions
         return step.wake_at_s
 
@@ -115,18 +112,16 @@ class TargetWorker(Generic[S]):
             self._remove(row.key)
 
     def _commit(self, row: StepRow[S]) -> None:
-        sequence = row.sequence
-        verified = row.verified
         if self.engine.capabilities.plans_ahead:
             self._drafts.follow(row.key, row.base_len, row.token_ids)
         else:
-            self._accounting.verified(row, sequence.drafts.fit, verified)
             self._drafts.commit(row)
-        row.times = sequence.timer.take()
-        row.logprobs = sequence.spec.asked_logprobs(row.top)
+        row.times = row.sequence.timer.take()
+        row.logprobs = row.sequence.spec.asked_logprobs(row.top)
+        verified = row.verified
         row.count_sources(verified)
         self._report.commits.append(row)
-        self._accounting.committed(row)
+        self._accounting.committed(row, verified)
 
     def _see(self, rows: Sequence[StepRow[S]]) -> None:
         """Shows sources the states; what heads on draft workers read of them is sent ahead of the commits."""
@@ -144,7 +139,7 @@ class TargetWorker(Generic[S]):
             self._samples.note(report)
             self.stats.num_dropped_samples = self._samples.num_dropped
         report.row_price = self.engine.row_price
-        report.best_chance = self._accounting.calibration.best(Fit())
+        report.best_chance = self.engine.capabilities.calibration.best(Fit())
         report.prefix_added, report.prefix_removed = map(list, self.engine.prefix_changes())
         return report
 
@@ -255,8 +250,8 @@ class TargetWorker(Generic[S]):
             self.stats.num_step_failures += 1
         self.fail(key, error)
 
-    def _report_step(self, rows: Sequence[StepRow[Any]], started_s: float) -> float:
-        """After all its commits. Returns the seconds of the step."""
+    def _report_step(self, rows: Sequence[StepRow[Any]], started_s: float, drafting_s: float) -> None:
+        """After all its commits."""
         ended_s = self._clock()
         for row in rows:
             row.sequence.timer.step_ended(started_s, ended_s, decides=row.decides)
@@ -265,10 +260,9 @@ class TargetWorker(Generic[S]):
         self._report.batch_sequences = len(rows)
         self._report.batch_tokens = num_tokens
         self.pace.stepped(ended_s - started_s, num_tokens)
-        self._accounting.divide(rows, ended_s - started_s)
+        self._accounting.stepped(rows, ended_s - started_s, drafting_s)
         for row in rows:
             row.stepped()
-        return ended_s - started_s
 
     def fail(self, key: SequenceKey, error: Exception) -> None:
         self._remove(key)

@@ -113,7 +113,7 @@ def test_a_token_accepted_before_a_branch_that_a_stop_token_cuts_off_counts_as_a
     bench.step()
     assert bench.answers[key(0)].finish is Finish.STOP
     assert (bench.worker.stats.num_branch_tokens, bench.worker.stats.num_branch_tokens_accepted) == (1, 0)
-    [share] = bench.worker._accounting.calibration._shares.values()
+    [share] = bench.worker.engine.capabilities.calibration._shares.values()
     assert (share.accepted, share.verified) == (1, 1)
 
 
