@@ -88,9 +88,13 @@ class SampleStore:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Renamed last: who reads meanwhile finds whole records only.
             new = place / f"{_NEW}{name}"
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-            new.rename(place / name)
+            try:
+                with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(data)
+                new.rename(place / name)
+            except OSError:
+                new.unlink(missing_ok=True)
+                raise
         self._unseen_bytes += len(data)
         if self._unseen_bytes > self.max_bytes // _SLACK or abs(self.wall_clock() - self._pruned_s) > _PRUNE_EVERY_S:
             self.prune()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import struct
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -281,6 +282,18 @@ def test_whoever_reads_meanwhile_finds_whole_records_only(tmp_path: Path, monkey
     left.touch()
     os.utime(left, (1e9 - 31 * 86_400, 1e9 - 31 * 86_400))
     store.prune()
+    assert [path.name[:4] for path in store.of("a").iterdir()] == ["0500"]
+
+
+def test_a_record_that_does_not_fit_on_the_volume_leaves_nothing_there(tmp_path: Path) -> None:
+    store, (soft, hard) = SampleStore(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    store.write("a", 0.5, {"n": 1})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            store.write("a", 0.5, {"n": "x" * 200})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name[:4] for path in store.of("a").iterdir()] == ["0500"]
 
 
