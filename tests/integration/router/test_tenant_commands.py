@@ -196,6 +196,10 @@ def test_the_audit_names_who_changed_which_field(outrider: Outrider, tmp_path: P
     assert (last["action"], last["change"]) == ("put tenant", "weight 2.0 → 3.0, version 2")
     assert (last["old"]["weight"], last["new"]["weight"]) == (2.0, 3.0)
     assert (first["old"], first["new"]["name"]) == (None, "audited")
+    # The limit is of what is named, whatever came later.
+    assert outrider("get", "audit", "audited", "--limit", "1", "-o", "json")["audit"] == [last]
+    outrider("apply", "-f", write(tmp_path, "tenants: [{name: later}]"))
+    assert outrider("get", "audit", "audited", "--limit", "1", "-o", "json")["audit"] == [last]
     outrider("get", "audit", "nobody")
     for consent in ("text", "off", "acceptance"):
         outrider("apply", "-f", write(tmp_path, f"tenants: [{{name: recorded, samples: {consent}}}]"))

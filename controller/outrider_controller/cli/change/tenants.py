@@ -276,16 +276,18 @@ async def all_keys(stub: Control, tenant: str = "", limit: int = _ALL) -> list[t
     return found
 
 
-async def paged(ask: Callable[[Any], Awaitable[Any]], request: Any, rows: str, limit: int) -> tuple[list[Any], Any]:
-    """So many of what a call gives under this name, page by page; and the last answer."""
+async def paged(
+    ask: Callable[[Any], Awaitable[Any]], request: Any, rows: str, limit: int, name: str = ""
+) -> tuple[list[Any], Any]:
+    """So many of what a call gives under `rows`, page by page; and the last answer. `name`: only those of this name."""
     found: list[Any] = []
     while True:
-        request.page_size = min(_PAGE, limit - len(found))
+        request.page_size = _PAGE if name else min(_PAGE, limit - len(found))
         answer = await ask(request)
-        found += getattr(answer, rows)
+        found += [row for row in getattr(answer, rows) if not name or row.name == name]
         request.page_token = answer.next_page_token
         if not request.page_token or len(found) >= limit:
-            return found, answer
+            return found[:limit], answer
 
 
 def tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:

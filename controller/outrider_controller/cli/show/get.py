@@ -81,8 +81,8 @@ def get_audit(name: str, limit: int, control: str, output: str) -> None:
     With NAME only changes of that tenant or worker.
     """
     request = control_pb2.ListAuditRequest()
-    found, _ = ask_control(control, lambda stub: paged(stub.ListAudit, request, "entries", limit))
-    rows = [audit_row(entry) for entry in found if name in ("", entry.name)]
+    found, _ = ask_control(control, lambda stub: paged(stub.ListAudit, request, "entries", limit, name))
+    rows = [audit_row(entry) for entry in found]
     print_rows("audit", "audit", rows, (*_AUDIT, "id") if output == "wide" else _AUDIT, output)
 
 
