@@ -85,13 +85,14 @@ class Corpus:
         self.held_out = list(itertools.islice(kept, _HELD_OUT_LIMIT))
 
     def passes(self, rng: random.Random) -> Iterator[list[Sample]]:
-        """The samples to learn from, a shard at a time, in an order of its own in each pass; endless."""
-        while True:
-            shards = list_shards(self._directory)
+        """The samples to learn from, a shard at a time, in an order of its own in each pass; endless. Raises
+        CheckpointError once the shards are gone."""
+        while shards := list_shards(self._directory):
             rng.shuffle(shards)
             for shard in shards:
                 if found := [one for one in read_corpus(shard, self._cipher) if one.place > self._bound]:
                     yield found
+        raise CheckpointError(str(self._directory), "the corpus is gone")
 
     def _samples(self) -> Iterator[Sample]:
         for shard in list_shards(self._directory):

@@ -5,8 +5,10 @@ texts are left is searched in every file.
 from __future__ import annotations
 
 import asyncio
+import signal
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -192,7 +194,7 @@ async def test_an_erasure_waits_for_a_distillation_that_has_read_the_samples_and
 ) -> None:
     monkeypatch.setattr(distill, "_WATCH_S", 0.05)
     store, interrupted = SampleStore(cluster.directory / "one"), threading.Event()
-    monkeypatch.setattr("_thread.interrupt_main", interrupted.set)
+    monkeypatch.setattr("_thread.interrupt_main", lambda _: interrupted.set())
     async with cluster.target("one"):
         store.write("a", 0.5, {"prompt": MARK}, await cluster.consent_us())
         with pytest.raises(CommandError, match="samples of a are erased"), distill._reading(store.directory, "a"):
@@ -212,6 +214,23 @@ async def test_an_erasure_waits_for_a_distillation_that_has_read_the_samples_and
         later.mkdir()
         store.erase("a", store.erased_us("a"))
         assert store.count("a") == 1 and later.exists()
+
+
+def test_an_erasure_ends_a_distillation_that_a_script_has_started_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distill, "_WATCH_S", 0.05)
+    store = SampleStore(tmp_path)
+    before = [(one, signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGUSR1)]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), distill._reading(tmp_path, "a"):
+            store.erase("a", ordered_us=1)
+            for _ in range(1000):
+                time.sleep(0.01)
+    finally:
+        for one, handler in before:
+            signal.signal(one, handler)
 
 
 async def test_a_deleted_tenant_leaves_nothing_and_the_next_one_of_its_name_is_another(cluster: Cluster) -> None:

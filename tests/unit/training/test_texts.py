@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -174,6 +175,15 @@ def test_a_corpus_in_which_nothing_is_left_to_learn_from_is_refused(tmp_path: Pa
     save_shard([answered([7, 8], [9]), answered([7, 8], [10])], tmp_path, 0)
     with pytest.raises(CheckpointError, match="all its prompts are kept back"):
         Corpus(tmp_path, 384)
+
+
+def test_a_training_whose_corpus_is_removed_ends(tmp_path: Path) -> None:
+    save_shard([answered([n, 8], [9]) for n in range(20)], tmp_path, 0)
+    passes = Corpus(tmp_path, 384).passes(random.Random(0))
+    assert next(passes)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(CheckpointError, match="the corpus is gone"):
+        next(passes)
 
 
 def test_no_answer_to_a_prompt_that_is_held_out_is_learnt_from(engine: Engine, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import _thread
 import hashlib
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -149,10 +150,13 @@ def _reading(samples: Path | None, tenant: str) -> Iterator[None]:
     def watch() -> None:
         while not ended.wait(_WATCH_S):
             if store.erased_us(tenant) > before_us:
-                _thread.interrupt_main()
+                _thread.interrupt_main(signal.SIGUSR1)
                 return
 
     watching = threading.Thread(target=watch, name="erasures", daemon=True)
+    if threading.current_thread() is threading.main_thread():
+        # Not SIGINT: what a script starts in the background ignores it.
+        signal.signal(signal.SIGUSR1, signal.default_int_handler)
     with store.reading(tenant):
         watching.start()
         try:
