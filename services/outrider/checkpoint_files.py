@@ -6,8 +6,9 @@ Reads no weights. Also for supervisors, which have neither torch nor transformer
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +51,16 @@ _PACKED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", "
 """Names of tensors that only quantized weights have."""
 _OTHER_CONFIGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Where older tools and others write of it."""
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
+_NUMBERS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rope_theta")
 _MAX_JSON_BYTES = 1 << 28
 MAX_LAYERS = 2_000
 _NO_END = "not a file that ends"
@@ -117,13 +128,28 @@ def engine_fault(path: Path) -> CheckpointFault | None:
         return config
     text = config.get("text_config")
     text = text if isinstance(text, dict) else config
+    wrong = number_problem(text)
     faults = (
+        CheckpointFault(f"{path}/config.json", wrong) if wrong else None,
         _scheme_fault(path, config),
         _attention_fault(path, text),
         _rotary_fault(path, text),
         _adapter_fault(path),
     )
     return next(filter(None, faults), None)
+
+
+def number_problem(config: Mapping[str, Any]) -> str | None:
+    """Which number of a config.json no model can have; None if there is none."""
+    for name in (*_SIZES, *_NUMBERS):
+        value, whole = config.get(name), name in _SIZES
+        # Some families have a list with a number for each layer.
+        if value is None or isinstance(value, list):
+            continue
+        # Written so that NaN fails too.
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not 0 < value < math.inf:
+            return f"{name}: {value!r} is not a {'whole ' if whole else ''}number above 0"
+    return None
 
 
 def end_tokens(path: Path) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,20 @@ def test_a_window_of_no_positions_is_named(copy: Path, window: int) -> None:
     change(copy / "config.json", **kind, sliding_window=window)
     with pytest.raises(CheckpointError, match=f"config.json: sliding_window: {window} positions are no window"):
         load_engine(copy, EngineConfig(dtype="float32", num_blocks=8))
+
+
+@pytest.mark.parametrize("value", [-1e-6, 0.0, math.nan, math.inf, True, "1e-6"])
+@pytest.mark.parametrize("name", ["rms_norm_eps", "rope_theta"])
+def test_a_number_that_no_model_can_have_is_refused_by_its_field(copy: Path, name: str, value: Any) -> None:
+    change(copy / "config.json", **{name: value}, rope_parameters=None)
+    assert refused(copy).endswith(f"config.json: {name}: {value!r} is not a number above 0")
+
+
+@pytest.mark.parametrize("value", [-4, 0, 2.5, math.nan, True])
+@pytest.mark.parametrize("name", ["num_attention_heads", "num_key_value_heads", "hidden_size", "num_hidden_layers"])
+def test_a_size_that_no_model_can_have_is_refused_by_its_field(copy: Path, name: str, value: Any) -> None:
+    change(copy / "config.json", **{name: value})
+    assert refused(copy).endswith(f"config.json: {name}: {value!r} is not a whole number above 0")
 
 
 def test_without_tokenizer_json_the_way_to_one_is_told(copy: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from outrider.checkpoint_files import number_problem
 from outrider.heads.interface import HeadError, HeadSettings
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -105,6 +106,8 @@ def settings_of(
     config: Mapping[str, Any], path: Path, layers: int | None = None, *, ours: bool = False
 ) -> HeadSettings:
     """The decoder layers that a config.json describes. Raises HeadError that names the missing field."""
+    if (problem := number_problem(config)) is not None:
+        raise HeadError(f"{path}/config.json", problem)
     if (activation := config.get("hidden_act", "silu")) != "silu":
         raise HeadError(f"{path}/config.json", f"hidden_act {activation}: only silu is served in heads")
     kind = str(config.get("model_type", "llama"))
@@ -157,6 +160,8 @@ def _rotary(config: Mapping[str, Any], width: int, heads: int, head_dim: int, ki
         stated.pop(name, None)
     stated["rope_type"] = "default" if kind == "mrope" else kind
     stated.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
+    if (problem := number_problem(stated)) is not None:
+        raise ValueError(f"rope_parameters: {problem}")
     if (original := config.get("original_max_position_embeddings")) and kind == "longrope":
         stated.setdefault("original_max_position_embeddings", original)
     share = float(stated.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1)

@@ -91,9 +91,12 @@ def test_the_frequencies_are_those_of_transformers(form: str, tmp_path: Path) ->
             {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
             "rope_parameters: those of full_attention, sliding_attention",
         ),
+        ({"rope_parameters": {"rope_theta": -1e4}}, "rope_parameters: rope_theta: -10000.0 is not a number above 0"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps: -1e-06 is not a number above 0"),
+        ({"num_attention_heads": 1.5}, "num_attention_heads: 1.5 is not a whole number above 0"),
     ],
 )
-def test_what_depends_on_a_texts_length_or_on_the_layer_is_refused_by_its_field(
+def test_what_no_head_is_served_with_is_refused_by_its_field(
     stated: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(HeadError, match=rf"config\.json: {message}"):
