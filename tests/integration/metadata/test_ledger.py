@@ -33,6 +33,33 @@ async def test_what_a_later_release_counts_too_is_passed_over(store: MetadataSto
     assert await store.ledger.read(100, 100) == [LedgerEntry(100, "a", usage)]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("a/requests", "many"),
+        ("a/requests", str(1 << 64)),
+        ("a/sources", "{"),
+        ("a/sources", "[" * 100_000),
+        ("a/sources", "[5]"),
+        ("a/sources", '{"ngram": 5}'),
+        ("a/sources", '{"ngram": [5, "4"]}'),
+        ("a/sources", '{"ngram": [-5]}'),
+        (b"\xff/requests", "1"),
+    ],
+)
+async def test_a_damaged_field_is_left_out_by_its_name_and_the_rest_is_billed(
+    store: MetadataStore, raw: redis.Redis, caplog: pytest.LogCaptureFixture, field: str | bytes, value: str
+) -> None:
+    usage = TenantUsage(prompt_tokens=3, output_tokens=2)
+    await store.ledger.write(100, "r1", {"a": usage, "b": usage})
+    raw.hset("outrider:ledger:100:r1", field, value)
+    both = [LedgerEntry(100, "a", usage), LedgerEntry(100, "b", usage)]
+    assert sorted(await store.ledger.read(100, 100), key=lambda entry: entry.tenant) == both
+    key = field.encode() if isinstance(field, str) else field
+    assert f"outrider:ledger:100:r1 {key!r}" in caplog.text
+    assert await store.ledger.read(100, 100, "a") == both[:1]
+
+
 async def test_hours_are_found_by_their_range_and_of_one_tenant_if_asked(store: MetadataStore) -> None:
     for hour in range(100, 105):
         await store.ledger.write(hour, "r1", {"a": TenantUsage(requests=hour), "b": TenantUsage(requests=1)})

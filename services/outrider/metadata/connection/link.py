@@ -174,6 +174,11 @@ class RedisLink:
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 
+    def leave_out(self, what: str) -> None:
+        """Counts and reports what cannot be read of an answer whose other parts are used."""
+        self._counters.num_malformed += 1
+        self._report("metadata store has what cannot be read, and is left out", what)
+
     async def _try(self, work: Work[T], timeout_s: float, when_late: Answers) -> T | None:
         try:
             async with asyncio.timeout(timeout_s), self._turns:

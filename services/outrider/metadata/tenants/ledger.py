@@ -24,6 +24,9 @@ KEPT_HOURS = 90 * 24
 # Most in one call, as each call has a timeout of a second.
 _MAX_TENANTS, _MAX_LEDGERS = 1000, 100
 _MAX_SOURCES = 16
+_MAX_SUM = 1 << 53
+"""No hour has more of anything."""
+_MAX_NAMED = 5
 
 
 class SourceSums(NamedTuple):
@@ -114,7 +117,7 @@ class LedgerStore(StorePart):
         return await self._link.call_in_background(work) is not None
 
     async def read(self, first_hour: int, last_hour: int, tenant: str = "") -> list[LedgerEntry]:
-        """Entries of all routers, and of one tenant or all. Raises Unavailable."""
+        """Entries of all routers, and of one tenant or all, without damaged fields. Raises Unavailable."""
 
         async def names_of(redis: Redis) -> Any:
             return await redis.zrangebyscore(self._keys.ledgers, first_hour, last_hour)
@@ -142,14 +145,19 @@ class LedgerStore(StorePart):
             return await pipe.execute()
 
         def read(answers: Any) -> list[LedgerEntry]:
-            found = []
+            found, damaged = [], list[str]()
             for (hour, writer), answer in zip(ledgers, answers, strict=True):
                 if isinstance(answer, list):
                     answer = {k.encode(): v for k, v in zip(wanted, answer, strict=True) if v is not None}
-                for name, usage in _by_tenant(answer.items()).items():
+                sums, wrong = _by_tenant(answer.items())
+                damaged += [f"{self._keys.ledger(hour, writer)} {field!r}" for field in wrong]
+                for name, usage in sums.items():
                     whose, server = _named(name) if writer.startswith(ATTACHED) else (name, "")
                     if tenant in ("", whose):
                         found.append(LedgerEntry(hour, whose, usage, server))
+            if damaged:
+                more = f" and {len(damaged) - _MAX_NAMED} more" if len(damaged) > _MAX_NAMED else ""
+                self._link.leave_out(f"of bills: {', '.join(damaged[:_MAX_NAMED])}{more}")
             return found
 
         return await self._link.require(reading(work, read))
@@ -161,14 +169,19 @@ def _named(name: str) -> tuple[str, str]:
     return tenant, server or tenant
 
 
-def _by_tenant(values: Iterable[tuple[bytes, bytes]]) -> dict[str, TenantUsage]:
+def _by_tenant(values: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, TenantUsage], list[bytes]]:
+    """Sums by tenant, and the damaged fields, which no sum has."""
     sums: dict[str, TenantUsage] = {}
+    damaged = list[bytes]()
     for key, value in values:
-        tenant, _, name = key.decode().rpartition("/")
-        # A later version may have fields that this one does not know.
-        if name in _FIELDS:
-            setattr(sums.setdefault(tenant, TenantUsage()), name, _read(name, value))
-    return sums
+        try:
+            tenant, _, name = key.decode().rpartition("/")
+            # A later version may have fields that this one does not know.
+            if name in _FIELDS:
+                setattr(sums.setdefault(tenant, TenantUsage()), name, _read(name, value))
+        except (ValueError, RecursionError):
+            damaged.append(key)
+    return sums, damaged
 
 
 def _written(usage: TenantUsage, name: str) -> int | str:
@@ -177,7 +190,17 @@ def _written(usage: TenantUsage, name: str) -> int | str:
 
 
 def _read(name: str, value: bytes) -> int | dict[str, SourceSums]:
+    """Raises ValueError, RecursionError."""
     if name in _NUMBERS:
-        return int(value)
+        return _sum(int(value), -_MAX_SUM)
+    sources = json.loads(value)
+    if not isinstance(sources, dict) or not all(isinstance(sums, list) for sums in sources.values()):
+        raise ValueError("not sums by source")
     known = len(SourceSums._fields)
-    return {source: SourceSums(*sums[:known]) for source, sums in json.loads(value).items()}
+    return {source: SourceSums(*(_sum(each) for each in sums[:known])) for source, sums in sources.items()}
+
+
+def _sum(value: Any, least: int = 0) -> int:
+    if not isinstance(value, int) or not least <= value <= _MAX_SUM:
+        raise ValueError("not a sum")
+    return value
