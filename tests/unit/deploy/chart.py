@@ -21,7 +21,13 @@ from referencing.jsonschema import DRAFT202012
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CHART = DEPLOY / "k8s"
-SCALING = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_x", "averageValue": "1"}
+SCALING = {
+    "enabled": True,
+    "minReplicas": 1,
+    "maxReplicas": 2,
+    "metric": "outrider_num_requests_running",
+    "averageValue": "1",
+}
 
 
 class Loader(yaml.CSafeLoader):

@@ -390,7 +390,7 @@ def test_pools_scale_by_what_their_own_pods_count_or_by_what_others_count_of_the
         "enabled": True,
         "minReplicas": 1,
         "maxReplicas": 2,
-        "metric": "outrider_x",
+        "metric": "outrider_num_requests_running",
         "value": "700m",
     }
     of_others["selector"] = {"draft": "d"}
@@ -402,12 +402,15 @@ def test_pools_scale_by_what_their_own_pods_count_or_by_what_others_count_of_the
         assert metric[kind.lower()]["metric"].get("selector", {}).get("matchLabels") == scaling.get("selector")
         assert problems(scaler, versions()[-1]) == []
     queries = []
-    for trigger in ({"metric": "outrider_x"}, {"query": 'avg(outrider_y{namespace="{{ .Release.Namespace }}"})'}):
+    for trigger in (
+        {"metric": "outrider_num_requests_running"},
+        {"query": 'avg(outrider_y{namespace="{{ .Release.Namespace }}"})'},
+    ):
         keda = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "threshold": "5", **trigger}
         (scaled,) = of_kind(rendered({"targets": {"main": {"keda": keda}}}), "ScaledObject")
         queries.append(scaled["spec"]["triggers"][0]["metadata"]["query"])
     assert queries == [
-        'sum(outrider_x{namespace="llm",pod=~"demo-target-main-[a-z0-9]+-[a-z0-9]{5}"})',
+        'sum(outrider_num_requests_running{namespace="llm",pod=~"demo-target-main-[a-z0-9]+-[a-z0-9]{5}"})',
         'avg(outrider_y{namespace="llm"})',
     ]
 

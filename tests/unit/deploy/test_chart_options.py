@@ -70,7 +70,13 @@ def test_a_rollout_waits_for_the_longest_start(name: str) -> None:
 
 
 def test_a_pool_scales_by_pods_of_its_own_and_not_by_those_of_a_pool_whose_name_begins_alike() -> None:
-    keda = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "threshold": "5", "metric": "outrider_x"}
+    keda = {
+        "enabled": True,
+        "minReplicas": 1,
+        "maxReplicas": 2,
+        "threshold": "5",
+        "metric": "outrider_num_requests_running",
+    }
     (scaled,) = of_kind(rendered({"targets": {"main": {"keda": keda}}}), "ScaledObject")
     (pods,) = re.findall('pod=~"([^"]+)"', scaled["spec"]["triggers"][0]["metadata"]["query"])
     # As a ReplicaSet names them. Prometheus' patterns hold for the whole value.
@@ -82,7 +88,13 @@ def test_a_pool_scales_by_pods_of_its_own_and_not_by_those_of_a_pool_whose_name_
 def test_a_name_that_kubernetes_cuts_is_refused_where_pods_are_found_by_it() -> None:
     from helm_python import Chart
 
-    keda = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "threshold": "5", "metric": "outrider_x"}
+    keda = {
+        "enabled": True,
+        "minReplicas": 1,
+        "maxReplicas": 2,
+        "threshold": "5",
+        "metric": "outrider_num_requests_running",
+    }
     values = needed(on_demo({"targets": {"main": {"keda": keda}}}))
     Chart.load(CHART).render(values, name="a" * 34, namespace="llm")
     with pytest.raises(Exception, match=r"targets\.main\.keda: metric finds no pods"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -27,7 +28,13 @@ from tests.unit.deploy.chart import (
 )
 
 _TLS = dict.fromkeys(("gateway", "controller", "target", "draft"), "tls")
-_KEDA = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_x", "threshold": "1"}
+_KEDA = {
+    "enabled": True,
+    "minReplicas": 1,
+    "maxReplicas": 2,
+    "metric": "outrider_num_requests_running",
+    "threshold": "1",
+}
 _SALTED = {"image": {"registry": "r"}, "controller": {"mode": "kuberay", "cacheSaltSecret": "s"}}
 
 
@@ -53,6 +60,23 @@ _SALTED = {"image": {"registry": "r"}, "controller": {"mode": "kuberay", "cacheS
 )
 def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named: str) -> None:
     assert named in refused(values)
+
+
+@pytest.mark.parametrize("pool", ["targets", "drafts"])
+@pytest.mark.parametrize(("kind", "scaling"), [("autoscaling", SCALING), ("keda", _KEDA)])
+@pytest.mark.parametrize("metric", ["outrider_num_request_running", "outrider_generation_tokens_total"])
+def test_what_is_no_gauge_of_ours_is_no_metric_to_scale_by(
+    pool: str, kind: str, scaling: dict[str, Any], metric: str
+) -> None:
+    complaint = refused({pool: {"main": {kind: scaling | {"metric": metric}}}})
+    assert f"/{pool}/main/{kind}/metric" in complaint and "outrider_num_requests_running" in complaint
+
+
+def test_the_metrics_to_scale_by_are_all_gauges_that_the_processes_have() -> None:
+    page = (CHART.parents[1] / "docs/metrics.md").read_text()
+    gauges = re.findall(r"^\| `(outrider_\w+)` \| gauge ", page, re.MULTILINE)
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert schema["definitions"]["gauge"]["enum"] == [name for name in gauges if not name.endswith("_info")]
 
 
 @pytest.mark.parametrize(

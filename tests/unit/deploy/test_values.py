@@ -39,6 +39,8 @@ _ALWAYS |= {"cache", "monitoring", "certManager", "gateway", "targets", "drafts"
 
 def values_of(schema: dict[str, Any], name: str = "") -> st.SearchStrategy[Any]:
     """What this schema admits; only the parts of JSON schema that ours uses."""
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].removeprefix("#/definitions/")]
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     kind = schema["type"] if isinstance(schema["type"], str) else schema["type"][0]
@@ -91,6 +93,10 @@ def whole_values(draw: st.DrawFn, mode: str) -> dict[str, Any]:
         _complete(values)
         for pool in [*values["targets"].values(), *values["drafts"].values()]:
             _complete_pool(pool, keda=draw(st.booleans()))
+            if mode in RAY_MODES:
+                # Of what controllers tell Prometheus has nothing there.
+                for scaling in (pool["autoscaling"], pool["keda"]):
+                    scaling.update({"metric": "outrider_num_requests_running"} if "metric" in scaling else {})
     return values
 
 
