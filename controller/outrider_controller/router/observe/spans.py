@@ -89,7 +89,8 @@ def _write_phases(tracer: Tracer, parent: Span, ended: trace.RequestTrace) -> No
         """Spans of the workers, by their own durations. A draft's span ends at the latest where verification begins."""
         verify_us = max(begun_us, one.at_us - one.timing.verify_us)
         workers = _workers_at(ended, one.at_us)
-        if one.num_drafted:
+        # What the target looks up itself is part of its step.
+        if any(not each.own for each in one.sources):
             drafted_us = min(verify_us, begun_us + one.timing.draft_us)
             at_draft = _at(workers, worker.WORKER_ROLE_DRAFT)
             child(under, "draft", max(0, drafted_us - one.timing.draft_us), drafted_us, at_draft)

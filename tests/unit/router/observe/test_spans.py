@@ -25,7 +25,7 @@ def exporter() -> InMemorySpanExporter:
 
 
 def spans_of(exporter: InMemorySpanExporter, *, flags: str = "01", error: str = "") -> dict[str, list[ReadableSpan]]:
-    """By name, of a request of three rounds that lost its draft after the first."""
+    """By name, of a request of three rounds: the second is of a draft worker, the last of what the target looked up."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     traces = Traces(TraceConfig())
@@ -37,7 +37,8 @@ def spans_of(exporter: InMemorySpanExporter, *, flags: str = "01", error: str = 
     recorder.lost(worker.WorkerInfo(role=worker.WORKER_ROLE_DRAFT, worker_id="d1"), "draft_lost", 2100)
     add_round(recorder, active, [21, 22], 2500, num_drafted=3, num_verified=2, num_accepted=1, wait_us=50, queue_us=60)
     finish = sequence.FINISH_REASON_UNSPECIFIED if error else sequence.FINISH_REASON_STOP
-    add_round(recorder, active, [23], 3000, finish_reason=finish)
+    looked_up = [sequence.SourceTokens(source="ngram", own=True, num_drafted=4, draft_us=3)]
+    add_round(recorder, active, [23], 3000, finish_reason=finish, num_drafted=4, sources=looked_up)
     traces.end(recorder, error, 3100)
     (ended,) = traces.find("r", 0)
     write_spans(provider.get_tracer("test"), ended, what)
