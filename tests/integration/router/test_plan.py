@@ -309,6 +309,26 @@ async def test_of_a_deleted_tenant_nothing_is_planned_and_a_namesake_begins_as_e
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_of_a_tenant_that_was_deleted_meanwhile_a_router_that_was_cut_off_keeps_no_decision(fleet: Any) -> None:
+    await fleet.target()
+    draft = await fleet.draft()
+    await fleet.store.tenants.put([tenants_pb2.Tenant(name="t")], by="test")
+    async with control_plane(fleet) as stub:
+        router = await fleet.start()
+        await until(lambda: follows(router))
+        await stub.SetSpeculation(control_pb2.SetSpeculationRequest(tenant="t", setting=OFF))
+        await until(lambda: decision(router).reason is Reason.OPERATOR_OFF)
+    await until(lambda: not follows(router))
+    # What the router has decided alone is its own.
+    show(router, draft, -0.8, tenant="own")
+    await until(lambda: ("own", MODEL) in router.dispatcher.policy.decisions)
+    await fleet.store.tenants.delete("t", by="test")
+    async with control_plane(fleet):
+        await until(lambda: follows(router))
+        assert ("t", MODEL) not in router.dispatcher.policy.decisions
+        assert ("own", MODEL) in router.dispatcher.policy.decisions
+
+
 async def test_a_tenant_that_is_deleted_while_settings_are_read_is_not_planned_again(
     fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,8 @@ class PlanFollower(PeerLink[policy.FollowResponse, Outbox[policy.FollowRequest]]
         self._leases = leases
         self._metadata = bearer(secret.token(Role.ROUTER)) if secret is not None else ()
         self._epoch = 0
+        self._followed = set[Cell]()
+        """Those that control planes have decided."""
         self._tried, self._answered = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> NoReturn:
@@ -113,6 +115,12 @@ class PlanFollower(PeerLink[policy.FollowResponse, Outbox[policy.FollowRequest]]
         clock_s = asyncio.get_running_loop().time() - time.time()
         removed = [Cell(one.tenant, one.target) for one in decisions if one.removed]
         decided = dict(decision_from_proto(one, clock_s=clock_s) for one in decisions if not one.removed)
+        if not self._answered.is_set():
+            # The first answer has every decision. What it lacks of a target was removed while this router was away.
+            targets = {cell.target for cell in decided}
+            removed += [cell for cell in self._followed if cell.target in targets and cell not in decided]
+        self._followed.difference_update(removed)
+        self._followed.update(decided)
         sums = [known for one in decisions for known in sums_from_proto(one)]
         self._settings_sender.policy.forget(removed)
         self._settings_sender.policy.follow(decided, sums)
