@@ -1,8 +1,10 @@
 """Limits and keepalive of every connection, in one place because both ends must agree.
 
-Connections are pinged every 30 s, also without calls, so that a dead peer is noticed and load balancers keep them. By
-default a C-core server allows one ping without data in 300 s and drops the client after three, for example in a long
-prefill; ours allows one in 10 s. gRPC ignores unknown options silently, so `tests/unit/rpc` tests these with a server.
+Connections are pinged, also without calls, so that a dead peer is noticed and load balancers keep them: by clients,
+which are processes of the cluster, each 10 s, and by servers, whose clients may be anywhere, each 30 s. Who does not
+answer within 10 s is given up. A busy interpreter answers: gRPC does that without it. By default a C-core server allows
+one ping without data in 300 s and drops the client after three, for example in a long prefill; ours allows one in 5 s.
+gRPC ignores unknown options silently, so `tests/unit/rpc` tests these with a server.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ INTERNAL_MESSAGE_BYTES = 32 << 20
 """Within the cluster: an opening carries a whole prompt, and one message many openings."""
 
 _KEEPALIVE = (
-    ("grpc.keepalive_time_ms", 30_000),
+    # The first is of connections whose peer takes no bytes; the second alone is of a process that has stopped.
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
@@ -30,10 +33,11 @@ def server_options(max_message_bytes: int, max_connections: int) -> Options:
         # Twice the limit, so that `ErrorInterceptor` refuses and counts larger messages; gRPC reports its own refusals
         # nowhere.
         *_message_sizes(2 * max_message_bytes, max_message_bytes),
+        ("grpc.keepalive_time_ms", 30_000),
         *_KEEPALIVE,
         # Otherwise a fast client may send megabytes of a message that nobody reads. One that is read gets all its room.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         # Who connects and says nothing, or makes no call any more, holds a file.
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_connection_idle_ms", 300_000),
@@ -74,6 +78,7 @@ def _ms(seconds: float) -> int:
 def channel_options(max_message_bytes: int) -> Options:
     return [
         *_message_sizes(max_message_bytes, max_message_bytes),
+        ("grpc.keepalive_time_ms", 10_000),
         *_KEEPALIVE,
         # Reconnects soon to a worker that is back; the default is up to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
