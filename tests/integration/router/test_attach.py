@@ -290,6 +290,24 @@ async def test_a_server_whose_id_no_lease_can_have_is_refused(fleet: Any, worker
         assert "worker_id" in await call.details()
 
 
+async def test_more_servers_than_there_is_room_for_are_refused_and_one_that_is_back_is_not(
+    fleet: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider_controller.router.requests.attaching.MAX_SERVERS", 1)
+    router = await fleet.start()
+    first, second = (fake_info(worker_pb2.WORKER_ROLE_TARGET, attached=True) for _ in range(2))
+    async with create_channel(router.address) as channel:
+        calls = []
+        for info, code in ((first, None), (second, "RESOURCE_EXHAUSTED"), (first, None)):
+            calls.append(attach_pb2_grpc.AttachServiceStub(channel).Attach())
+            await calls[-1].write(attach_pb2.AttachRequest(info=info))
+            await calls[-1].initial_metadata()
+            assert (await calls[-1].code()).name == code if code else not calls[-1].done()
+            assert list(router.dispatcher.fleet.attached) == [first.worker_id]
+        calls[-1].cancel()
+        await eventually(lambda: not router.dispatcher.fleet.attached)
+
+
 async def test_no_more_is_held_of_what_servers_announce_than_there_is_room_for(
     fleet: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, Literal
 
 import grpc
-from outrider.errors import Cancelled, InvalidRequest, NotFound, OutriderError, Unavailable
+from outrider.errors import Cancelled, InvalidRequest, NotFound, OutriderError, Overloaded, Unavailable
 from outrider.metadata import MetadataStore
 from outrider.metadata.workers.directory import check_id
 from outrider.metadata.workers.lease_check import worker_problem
@@ -37,6 +37,8 @@ from outrider_controller.router.requests.sequences import ActiveRequest
 log = logging.getLogger(__name__)
 
 SERVICE = "outrider.rpc.v1.AttachService"
+MAX_SERVERS = 256
+"""Each has a lease, under an id that it chooses."""
 _NOT_TOLD: tuple[Literal["logits", "logprobs", "predicted_token_ids"], ...] = (
     "logits",
     "logprobs",
@@ -63,6 +65,8 @@ class AttachServicer(attach_pb2_grpc.AttachServiceServicer):
         while (former := self._servers.get(link.worker_id)) is not None:
             # Of the same server: that its connection broke is not known here yet, and its requests are still open.
             await former.replaced()
+        if len(self._servers) >= MAX_SERVERS:
+            raise Overloaded(f"{MAX_SERVERS} servers are attached to this router", reason="ATTACHED_FULL")
         server = self._servers[link.worker_id] = _Server(self._dispatcher, link)
         attached = self._dispatcher.fleet.attached
         try:
