@@ -68,7 +68,7 @@ class Actor:
         a restart on another node."""
         _configure_logging(config.role.value, config.log_format, log_path)
         self._stack = AsyncExitStack()
-        self._watch = asyncio.create_task(_end_with_ray())
+        self._watch = asyncio.create_task(_end_with_ray(alone=at_node))
         here = on_node(config, ray.util.get_node_ip_address()) if at_node else config
         self._running = await self._stack.enter_async_context(self.serve(here))
         _tell_if_restarted(f"{_NAMES[config.role]} at {self._running.address}")
@@ -114,12 +114,21 @@ def _configure_logging(component: str, log_format: str, path: str) -> None:
     configure_logging(component, log_format, stream=stream)
 
 
-async def _end_with_ray() -> None:
-    """Ends an actor whose raylet has died: nothing would restart it, and the next actor needs its port."""
-    raylet = os.getppid()
+async def _end_with_ray(*, alone: bool) -> None:
+    """Ends an actor whose raylet has died: nothing would restart it, and the next actor needs its port.
+
+    Not `alone`: with all that the raylet has started. Ray's agents would live for a minute, in which they try to tell a
+    server that has died too."""
+    raylet, siblings = os.getppid(), list[psutil.Process]()
+    with suppress(psutil.Error):
+        siblings = [] if alone else psutil.Process(raylet).children()
     while True:
         await asyncio.sleep(_PARENT_POLL_S)
         if os.getppid() != raylet:
+            for one in siblings:
+                with suppress(psutil.Error):
+                    if one.pid != os.getpid():
+                        one.kill()
             os._exit(1)
 
 

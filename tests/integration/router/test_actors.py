@@ -31,6 +31,12 @@ from tests.route_call import RouteCall
 pytestmark = pytest.mark.slow
 
 
+def left_of(family: list[psutil.Process]) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(family, timeout=5)
+    # Nobody may have waited yet for one whose parent is gone.
+    return [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
 @asynccontextmanager
 async def controller(url: str, ray_dir: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
@@ -173,10 +179,17 @@ async def test_a_controller_whose_ray_died_ends_with_all_that_it_started(
         async with asyncio.timeout(60):
             await until_logged(process, f"Ray's {server} died")
             assert await process.wait() == 1
-        _, alive = psutil.wait_procs(family, timeout=5)
-        # Nobody may have waited yet for one whose parent is gone.
-        assert [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+        assert left_of(family) == []
         assert list(ray_dir.iterdir()) == []
+
+
+async def test_of_a_controller_that_is_killed_nothing_is_left(metadata_url: str, ray_dir: Path) -> None:
+    async with controller(metadata_url, ray_dir) as process:
+        await address_of(process, "router")
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        await process.wait()
+        assert left_of(family) == []
 
 
 async def test_a_gcs_that_dies_while_ray_starts_ends_the_controller_as_well(metadata_url: str, ray_dir: Path) -> None:
