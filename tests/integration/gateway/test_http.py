@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 from collections.abc import AsyncIterator
@@ -47,6 +48,35 @@ async def test_a_completion_has_text_reason_and_usage(
     assert answer.usage.completion_tokens == len(ids)
     assert answer.usage.prompt_tokens_details.cached_tokens == 3
     assert answer.id.startswith("cmpl-")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_of_a_running_request_nothing_is_held_that_is_read_once(
+    http: httpx.AsyncClient, router: ScriptedRouter, ids: list[int], stream: bool
+) -> None:
+    """A body of brackets is 25 times as long when it is parsed."""
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def waiting(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        begun.set()
+        await goes_on.wait()
+        yield round_of(ids, finish_reason=sequence_pb2.FINISH_REASON_STOP)
+
+    router.script = waiting
+    brackets: list[Any] = [[] for _ in range(100_000)]
+    message = {"role": "user", "content": [{"type": "text", "text": "Say it", "more": brackets}], "more": brackets}
+    content = json.dumps({"model": MODEL, "stream": stream, "messages": [message]}).encode()
+    del message, brackets
+
+    def num_held() -> int:
+        return sum(type(one) is list and not one for one in gc.get_objects())
+
+    before, headers = num_held(), {"content-type": "application/json"}
+    asking = asyncio.create_task(http.post("/v1/chat/completions", content=content, headers=headers))
+    await begun.wait()
+    assert num_held() - before < 10_000
+    goes_on.set()
+    assert (await asking).status_code == 200
 
 
 async def test_what_was_asked_reaches_the_router(

@@ -139,6 +139,7 @@ class _Endpoint:
 
     def _answering(self, body: GenerationBody, request: Request, kept: Kept) -> Answering:
         generations = _generations(body)
+        body.forget()
         answering = self.core.start(
             generations,
             default_max_tokens=body.default_max_tokens,

@@ -83,6 +83,12 @@ _MAX_ENTRIES = {
     "functions": MAX_TOOLS,
 }
 
+_READ_ONCE = {
+    *("messages", "system", "prompt", "input", "prediction", "functions", "chat_template_kwargs"),
+    *("options", "prompt_cache_options", "client_metadata"),
+}
+"""Fields that matter until there are generations of them."""
+
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _REASONING = ("effort", "summary", "generate_summary", "enabled")
 
@@ -244,6 +250,11 @@ class GenerationBody(Body):
             [Generation(self.model, prompt, each, predicted) for each in numbered(options, self.num_answers)]
             for prompt in prompts
         ]
+
+    def forget(self) -> None:
+        """Drops what is read once: parsed, it may be 25 times as long as it was sent."""
+        for name in _READ_ONCE & type(self).model_fields.keys():
+            setattr(self, name, None)
 
     def _speculation(self) -> router_pb2.SpeculationMode.ValueType:
         if self.disable_spec_decode and self.speculation == "on":
