@@ -15,8 +15,8 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.testing.tiny import tiny_checkpoint
 from outrider_controller.router.config import FailoverConfig
 
-from tests.integration.router.conftest import Fleet, fleet, metadata_url
-from tests.integration.router.test_plan import OFF, ON, control_plane
+from tests.integration.router.conftest import Fleet, control_plane, fleet, metadata_url
+from tests.integration.router.test_plan import OFF, ON
 from tests.integration.router.test_receipts import KEY, MODES, answered, ask, digest_of, verified
 from tests.integration.target.test_server import until
 from tests.vllm.served import Loaded, loaded, running

@@ -19,6 +19,25 @@ from tests.redis_server import EmbeddedServer
 PATIENT_S = 2.0
 
 
+def info(worker_id: str = "t1", role: Any = worker_pb2.WORKER_ROLE_TARGET) -> worker_pb2.WorkerInfo:
+    return worker_pb2.WorkerInfo(
+        protocol_version=SPOKEN.newest, worker_id=worker_id, role=role, model="m", vocab_size=384
+    )
+
+
+async def ids(store: MetadataStore) -> list[str]:
+    return [lease.info.worker_id for lease in await store.workers()]
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> float:
+    """Waits until the condition holds; returns how long that took, in seconds."""
+    start_s = time.monotonic()
+    while not await condition():
+        assert time.monotonic() - start_s < timeout_s, f"not within {timeout_s} s"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - start_s
+
+
 @pytest.fixture
 def raw(server: EmbeddedServer) -> Iterator[redis.Redis]:
     """A plain client, to look and to do damage."""
@@ -41,16 +60,6 @@ async def reader(server: EmbeddedServer) -> AsyncIterator[MetadataStore]:
 
 
 @pytest.fixture
-def info() -> Callable[..., worker_pb2.WorkerInfo]:
-    def make(worker_id: str = "t1", role: Any = worker_pb2.WORKER_ROLE_TARGET) -> worker_pb2.WorkerInfo:
-        return worker_pb2.WorkerInfo(
-            protocol_version=SPOKEN.newest, worker_id=worker_id, role=role, model="m", vocab_size=384
-        )
-
-    return make
-
-
-@pytest.fixture
 def short_leases(monkeypatch: pytest.MonkeyPatch) -> float:
     """Leases of this process are renewed often, and end soon after the last time: their term in seconds."""
     term_s = 2.0
@@ -58,17 +67,3 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> float:
     monkeypatch.setattr("outrider.metadata.workers.directory.LEASE_TTL_S", term_s)
     monkeypatch.setattr("outrider.metadata.store._TTL_MS", round(1000 * term_s))
     return term_s
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Awaitable[float]]:
-    """Waits until the condition holds; returns how long that took, in seconds."""
-
-    async def wait(condition: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> float:
-        start_s = time.monotonic()
-        while not await condition():
-            assert time.monotonic() - start_s < timeout_s, f"not within {timeout_s} s"
-            await asyncio.sleep(0.02)
-        return time.monotonic() - start_s
-
-    return wait

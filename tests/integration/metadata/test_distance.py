@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -14,13 +14,11 @@ from outrider.rpc.v1 import worker_pb2
 from outrider_controller.cli.up.ports import Ports
 
 from benchmarks.support.delay_proxy import DelayProxy, set_round_trip
+from tests.integration.metadata.conftest import eventually, ids, info
 from tests.redis_server import EmbeddedServer
 
 TARGET, ROUTER = worker_pb2.WORKER_ROLE_TARGET, worker_pb2.WORKER_ROLE_ROUTER
 HASHES = [bytes([i]) * 16 for i in range(4)]
-
-Info = Callable[..., worker_pb2.WorkerInfo]
-Eventually = Callable[..., Awaitable[float]]
 
 
 @asynccontextmanager
@@ -43,13 +41,9 @@ async def at_a_distance(server: EmbeddedServer, round_trip_ms: float) -> AsyncIt
             await proxy
 
 
-async def ids(store: MetadataStore) -> list[str]:
-    return [lease.info.worker_id for lease in await store.workers()]
-
-
 @pytest.mark.parametrize("round_trip_ms", [1, 10, 50, 200])
 async def test_all_workers_are_seen_at_once_and_the_connection_is_kept(
-    server: EmbeddedServer, store: MetadataStore, info: Info, round_trip_ms: float
+    server: EmbeddedServer, store: MetadataStore, round_trip_ms: float
 ) -> None:
     async with (
         at_a_distance(server, round_trip_ms) as url,
@@ -65,7 +59,7 @@ async def test_all_workers_are_seen_at_once_and_the_connection_is_kept(
 
 
 async def test_what_a_request_cannot_wait_for_does_not_take_the_leases_with_it(
-    server: EmbeddedServer, info: Info, short_leases: float
+    server: EmbeddedServer, short_leases: float
 ) -> None:
     """A look for prefixes at every request, as a busy router does it, over a way that is too long for it."""
     async with (
@@ -86,9 +80,7 @@ async def test_what_a_request_cannot_wait_for_does_not_take_the_leases_with_it(
         assert far.counters.num_timeouts < 20
 
 
-async def test_requests_ask_again_once_the_way_is_short_enough(
-    server: EmbeddedServer, store: MetadataStore, info: Info, eventually: Eventually
-) -> None:
+async def test_requests_ask_again_once_the_way_is_short_enough(server: EmbeddedServer, store: MetadataStore) -> None:
     async with (
         at_a_distance(server, 20) as url,
         MetadataStore.connect(url) as reader,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from outrider_controller.control.plan.leading import PlanLeader
 from prometheus_client import CollectorRegistry
 
 from tests.integration.gateway.scripted_router import until
+from tests.integration.metadata.conftest import eventually
 from tests.redis_server import EmbeddedServer
-
-Eventually = Callable[..., Awaitable[float]]
 
 
 async def test_after_a_lost_memory_who_led_leads_again_and_else_another_one_with_a_higher_epoch(
@@ -90,7 +88,7 @@ async def test_what_operators_have_set_survives_a_memory_that_is_lost_while_it_i
 
 
 async def test_who_leads_hears_at_once_of_what_is_set_at_another_control_plane(
-    store: MetadataStore, reader: MetadataStore, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    store: MetadataStore, reader: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider_controller.control.plan.leading._TICK_S", 600.0)
     off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF)

@@ -5,32 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 
 import pytest
 import redis
 from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import control_pb2, worker_pb2
 
+from tests.integration.metadata.conftest import eventually, ids, info
 from tests.redis_server import EmbeddedServer
 
 DRAFT, TARGET = worker_pb2.WORKER_ROLE_DRAFT, worker_pb2.WORKER_ROLE_TARGET
 
-Info = Callable[..., worker_pb2.WorkerInfo]
-Eventually = Callable[..., Awaitable[float]]
 
-
-def idle() -> worker_pb2.WorkerLoad:
-    return worker_pb2.WorkerLoad()
-
-
-async def ids(store: MetadataStore) -> list[str]:
-    return [lease.info.worker_id for lease in await store.workers()]
-
-
-async def test_a_lease_tells_others_who_where_and_how_loaded(
-    store: MetadataStore, reader: MetadataStore, info: Info
-) -> None:
+async def test_a_lease_tells_others_who_where_and_how_loaded(store: MetadataStore, reader: MetadataStore) -> None:
     load = worker_pb2.WorkerLoad(num_running=3, num_free_blocks=7)
     async with store.register(info("t1"), "127.0.0.1:7001", lambda: load):
         [lease] = await reader.workers(TARGET)
@@ -40,26 +27,26 @@ async def test_a_lease_tells_others_who_where_and_how_loaded(
 
 
 async def test_a_server_slower_than_a_request_would_wait_is_told_of_a_worker_that_starts(
-    server: EmbeddedServer, reader: MetadataStore, info: Info
+    server: EmbeddedServer, reader: MetadataStore
 ) -> None:
     async with MetadataStore.connect(server.url) as store:
         os.kill(server.pid, signal.SIGSTOP)
         asyncio.get_running_loop().call_later(0.3, os.kill, server.pid, signal.SIGCONT)
-        async with store.register(info(), "127.0.0.1:7001", idle):
+        async with store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad):
             assert await ids(reader) == ["t1"]
 
 
-async def test_workers_can_be_asked_for_by_role(store: MetadataStore, reader: MetadataStore, info: Info) -> None:
+async def test_workers_can_be_asked_for_by_role(store: MetadataStore, reader: MetadataStore) -> None:
     async with (
-        store.register(info("t1"), "127.0.0.1:7001", idle),
-        store.register(info("d1", DRAFT), "127.0.0.1:7002", idle),
+        store.register(info("t1"), "127.0.0.1:7001", worker_pb2.WorkerLoad),
+        store.register(info("d1", DRAFT), "127.0.0.1:7002", worker_pb2.WorkerLoad),
     ):
         assert [lease.info.worker_id for lease in await reader.workers(DRAFT)] == ["d1"]
         assert await ids(reader) == ["d1", "t1"]
 
 
-async def test_a_lease_given_back_is_gone_at_once(store: MetadataStore, reader: MetadataStore, info: Info) -> None:
-    async with store.register(info(), "127.0.0.1:7001", idle):
+async def test_a_lease_given_back_is_gone_at_once(store: MetadataStore, reader: MetadataStore) -> None:
+    async with store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad):
         assert await ids(reader) == ["t1"]
     assert await ids(reader) == []
 
@@ -68,8 +55,6 @@ async def test_a_lease_given_back_is_gone_at_once(store: MetadataStore, reader: 
 async def test_a_changed_load_is_seen(
     store: MetadataStore,
     reader: MetadataStore,
-    info: Info,
-    eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
     heartbeat_s: float,
     wake: bool,
@@ -89,9 +74,7 @@ async def test_a_changed_load_is_seen(
 
 
 @pytest.mark.usefixtures("short_leases")
-async def test_a_load_that_cannot_be_told_does_not_cost_the_lease(
-    store: MetadataStore, reader: MetadataStore, info: Info, eventually: Eventually
-) -> None:
+async def test_a_load_that_cannot_be_told_does_not_cost_the_lease(store: MetadataStore, reader: MetadataStore) -> None:
     calls = 0
 
     def load() -> worker_pb2.WorkerLoad:
@@ -130,7 +113,7 @@ asyncio.run(main())
 
 
 async def test_a_killed_worker_vanishes_with_its_prefixes_when_its_term_is_over(
-    server: EmbeddedServer, reader: MetadataStore, raw: redis.Redis, eventually: Eventually, short_leases: float
+    server: EmbeddedServer, reader: MetadataStore, raw: redis.Redis, short_leases: float
 ) -> None:
     command = (sys.executable, "-c", CHILD, server.url, str(short_leases))
     child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
@@ -159,7 +142,7 @@ async def test_a_killed_worker_vanishes_with_its_prefixes_when_its_term_is_over(
 
 
 async def test_a_malformed_lease_is_ignored_and_counted(
-    store: MetadataStore, reader: MetadataStore, raw: redis.Redis, info: Info
+    store: MetadataStore, reader: MetadataStore, raw: redis.Redis
 ) -> None:
     def status(worker_id: str, address: str) -> bytes:
         return control_pb2.WorkerStatus(info=info(worker_id), address=address).SerializeToString()
@@ -175,17 +158,17 @@ async def test_a_malformed_lease_is_ignored_and_counted(
     for worker_id, value in bad.items():
         raw.sadd("outrider:workers:target", worker_id)
         raw.set(b"outrider:lease:target:" + worker_id, value, px=5000)
-    async with store.register(info(), "127.0.0.1:7001", idle):
+    async with store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad):
         assert await ids(reader) == ["t1"]
     assert reader.counters.num_malformed == len(bad)
     assert reader.available
 
 
-async def test_deployments_share_a_server_under_namespaces_of_their_own(server: EmbeddedServer, info: Info) -> None:
+async def test_deployments_share_a_server_under_namespaces_of_their_own(server: EmbeddedServer) -> None:
     async with (
         MetadataStore.connect(server.url, namespace="a") as a,
         MetadataStore.connect(server.url, namespace="b") as b,
-        a.register(info(), "127.0.0.1:7001", idle),
+        a.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad),
     ):
         await a.emit("fallback", {})
         assert (await ids(a), await ids(b)) == (["t1"], [])
@@ -204,7 +187,7 @@ async def test_deployments_share_a_server_under_namespaces_of_their_own(server: 
     ],
 )
 async def test_a_lease_that_makes_no_sense_is_refused_by_field(
-    store: MetadataStore, info: Info, worker_id: str, role: int, address: str, field: str
+    store: MetadataStore, worker_id: str, role: int, address: str, field: str
 ) -> None:
     with pytest.raises(ValueError, match=field):
-        store.register(info(worker_id, role), address, idle)
+        store.register(info(worker_id, role), address, worker_pb2.WorkerLoad)

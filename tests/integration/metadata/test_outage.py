@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from outrider.metadata import MetadataStore
 from outrider.metadata.connection.timeouts import BACKGROUND_TIMEOUT_S
 from outrider.rpc.v1 import worker_pb2
 
+from tests.integration.metadata.conftest import eventually, ids, info
 from tests.redis_server import EmbeddedServer
 
 TARGET = worker_pb2.WORKER_ROLE_TARGET
@@ -24,17 +24,6 @@ HASHES = [bytes([i]) * 16 for i in range(4)]
 # 50 ms, and what the scheduler of a busy machine may add; well under what background work waits.
 # Of what would last for ever, on a machine with other work.
 BOUND_S = 5.0
-
-Info = Callable[..., worker_pb2.WorkerInfo]
-Eventually = Callable[..., Awaitable[float]]
-
-
-def idle() -> worker_pb2.WorkerLoad:
-    return worker_pb2.WorkerLoad()
-
-
-async def ids(store: MetadataStore) -> list[str]:
-    return [lease.info.worker_id for lease in await store.workers()]
 
 
 async def has(store: MetadataStore, expected: list[str]) -> bool:
@@ -57,14 +46,12 @@ async def longest_call_s(store: MetadataStore) -> float:
     return longest_s
 
 
-async def test_a_killed_server_costs_quality_and_all_comes_back_by_itself(
-    tmp_path: Path, info: Info, eventually: Eventually
-) -> None:
+async def test_a_killed_server_costs_quality_and_all_comes_back_by_itself(tmp_path: Path) -> None:
     server = EmbeddedServer.start(tmp_path)
     async with (
         MetadataStore.connect(server.url) as store,
         MetadataStore.connect(server.url) as reader,
-        store.register(info(), "127.0.0.1:7001", idle),
+        store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad),
     ):
         await store.publish_prefix(TARGET, "t1", HASHES[:2])
         await eventually(lambda: has(reader, ["t1"]))
@@ -96,10 +83,11 @@ async def is_available(store: MetadataStore, expected: bool) -> bool:
     return store.available is expected
 
 
-async def test_a_hung_server_costs_one_bounded_wait_and_then_none(
-    server: EmbeddedServer, store: MetadataStore, info: Info, eventually: Eventually
-) -> None:
-    async with MetadataStore.connect(server.url) as reader, store.register(info(), "127.0.0.1:7001", idle):
+async def test_a_hung_server_costs_one_bounded_wait_and_then_none(server: EmbeddedServer, store: MetadataStore) -> None:
+    async with (
+        MetadataStore.connect(server.url) as reader,
+        store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad),
+    ):
         await eventually(lambda: has(reader, ["t1"]))
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -120,9 +108,9 @@ async def test_a_hung_server_costs_one_bounded_wait_and_then_none(
         assert await ids(reader) == ["t1"]
 
 
-async def test_a_process_may_start_before_its_server(tmp_path: Path, info: Info, eventually: Eventually) -> None:
+async def test_a_process_may_start_before_its_server(tmp_path: Path) -> None:
     url = f"unix://{tmp_path / 'redis.sock'}"
-    async with MetadataStore.connect(url) as store, store.register(info(), "127.0.0.1:7001", idle):
+    async with MetadataStore.connect(url) as store, store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad):
         assert await ids(store) == []
         await store.publish_prefix(TARGET, "t1", HASHES)
         with EmbeddedServer.start(tmp_path) as server:
@@ -135,9 +123,9 @@ async def test_a_process_may_start_before_its_server(tmp_path: Path, info: Info,
 
 
 async def test_a_server_that_lost_its_data_does_not_make_workers_vanish(
-    store: MetadataStore, reader: MetadataStore, raw: redis.Redis, info: Info, eventually: Eventually
+    store: MetadataStore, reader: MetadataStore, raw: redis.Redis
 ) -> None:
-    async with store.register(info(), "127.0.0.1:7001", idle):
+    async with store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad):
         await store.publish_prefix(TARGET, "t1", HASHES)
         assert await ids(reader) == ["t1"]
         raw.flushall()
@@ -149,12 +137,10 @@ async def test_a_server_that_lost_its_data_does_not_make_workers_vanish(
         await eventually(restored)
 
 
-async def test_keys_of_another_type_are_refusals_not_an_outage(
-    store: MetadataStore, raw: redis.Redis, info: Info
-) -> None:
+async def test_keys_of_another_type_are_refusals_not_an_outage(store: MetadataStore, raw: redis.Redis) -> None:
     for key in ("outrider:workers:target", "outrider:events", "outrider:prefix:target:t1"):
         raw.set(key, "mine")
-    async with store.register(info(), "127.0.0.1:7001", idle):
+    async with store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad):
         await store.publish_prefix(TARGET, "t1", HASHES)
         assert await ids(store) == []
         assert await store.lookup_prefix(TARGET, HASHES, ["t1"]) == {}
@@ -166,18 +152,16 @@ async def test_keys_of_another_type_are_refusals_not_an_outage(
     assert store.available
 
 
-async def test_a_server_out_of_memory_is_a_refusal(store: MetadataStore, raw: redis.Redis, info: Info) -> None:
+async def test_a_server_out_of_memory_is_a_refusal(store: MetadataStore, raw: redis.Redis) -> None:
     raw.config_set("maxmemory", "1")
-    async with store.register(info(), "127.0.0.1:7001", idle):
+    async with store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad):
         assert await ids(store) == []
     assert store.available
     assert store.counters.num_refused > 0
 
 
-async def test_workers_stay_while_a_server_is_out_of_memory(
-    store: MetadataStore, raw: redis.Redis, info: Info, eventually: Eventually
-) -> None:
-    async with store.register(info(), "127.0.0.1:7001", idle):
+async def test_workers_stay_while_a_server_is_out_of_memory(store: MetadataStore, raw: redis.Redis) -> None:
+    async with store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad):
         raw.config_set("maxmemory", "1")
         raw.pexpire("outrider:lease:target:t1", 3000)
 
@@ -205,15 +189,15 @@ async def test_writes_go_to_the_new_primary_behind_the_same_address(tmp_path: Pa
             assert len(await reader.events()) == 20
 
 
-async def test_a_burst_of_calls_is_answered_whole(store: MetadataStore, reader: MetadataStore, info: Info) -> None:
-    async with store.register(info(), "127.0.0.1:7001", idle):
+async def test_a_burst_of_calls_is_answered_whole(store: MetadataStore, reader: MetadataStore) -> None:
+    async with store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad):
         await store.publish_prefix(TARGET, "t1", HASHES)
         answers = await asyncio.gather(*(reader.lookup_prefix(TARGET, HASHES, ["t1"]) for _ in range(200)))
     assert answers == [{"t1": 4}] * 200
 
 
-async def test_a_cancelled_caller_leaves_the_store_in_order(store: MetadataStore, info: Info) -> None:
-    async with store.register(info(), "127.0.0.1:7001", idle):
+async def test_a_cancelled_caller_leaves_the_store_in_order(store: MetadataStore) -> None:
+    async with store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad):
         for i in range(70):
             task = asyncio.create_task(store.workers())
             for _ in range(i % 7):
@@ -250,15 +234,16 @@ class Refusing:
         return getattr(self._client, name)
 
 
-async def test_what_nobody_foresaw_is_an_outage_and_ends_like_one(
-    server: EmbeddedServer, info: Info, eventually: Eventually
-) -> None:
+async def test_what_nobody_foresaw_is_an_outage_and_ends_like_one(server: EmbeddedServer) -> None:
     """An exception of any kind, in a call or where the store is asked for: later calls are answered again."""
 
     async def fail(client: Any) -> None:
         raise LookupError("a bug")
 
-    async with MetadataStore.connect(server.url) as store, store.register(info(), "127.0.0.1:7001", idle):
+    async with (
+        MetadataStore.connect(server.url) as store,
+        store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad),
+    ):
         link: Any = store._link
         link._redis = Refusing(link._redis, times=2)
         assert await link.call(fail) is None
@@ -266,7 +251,7 @@ async def test_what_nobody_foresaw_is_an_outage_and_ends_like_one(
         await eventually(lambda: has(store, ["t1"]))
 
 
-async def test_what_says_ok_to_everything_is_no_store(tmp_path: Path, info: Info) -> None:
+async def test_what_says_ok_to_everything_is_no_store(tmp_path: Path) -> None:
     async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
             writer.write(b"+OK\r\n" * (b"\r\n" + data).count(b"\r\n*"))
@@ -277,7 +262,7 @@ async def test_what_says_ok_to_everything_is_no_store(tmp_path: Path, info: Info
     async with (
         await asyncio.start_unix_server(agree, path),
         MetadataStore.connect(f"unix://{path}") as store,
-        store.register(info(), "127.0.0.1:7001", idle),
+        store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad),
     ):
         assert await ids(store) == []
         assert await store.lookup_prefix(TARGET, HASHES, ["t1"]) == {}

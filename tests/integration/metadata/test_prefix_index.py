@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 import redis
@@ -10,16 +10,16 @@ from outrider.metadata import MetadataStore
 from outrider.prefix import block_hashes
 from outrider.rpc.v1 import worker_pb2
 
+from tests.integration.metadata.conftest import eventually, info
+
 DRAFT, TARGET = worker_pb2.WORKER_ROLE_DRAFT, worker_pb2.WORKER_ROLE_TARGET
 PROMPT = list(range(64))
 HASHES = block_hashes(PROMPT, 16, b"tenant a")
 WORKERS = ["t1", "t2", "t3", "d1"]
 
-Info = Callable[..., worker_pb2.WorkerInfo]
-
 
 @pytest.fixture(autouse=True)
-async def leases(store: MetadataStore, info: Info) -> AsyncIterator[None]:
+async def leases(store: MetadataStore) -> AsyncIterator[None]:
     async with (
         store.register(info("t1"), "127.0.0.1:7001", worker_pb2.WorkerLoad),
         store.register(info("t2"), "127.0.0.1:7002", worker_pb2.WorkerLoad),
@@ -81,9 +81,7 @@ async def test_a_worker_without_a_lease_is_not_found(
     assert await reader.lookup_prefix(TARGET, HASHES, WORKERS) == {}
 
 
-async def test_the_index_ends_with_the_lease(
-    store: MetadataStore, reader: MetadataStore, raw: redis.Redis, info: Info
-) -> None:
+async def test_the_index_ends_with_the_lease(store: MetadataStore, reader: MetadataStore, raw: redis.Redis) -> None:
     async with store.register(info("t3"), "127.0.0.1:7004", worker_pb2.WorkerLoad):
         await store.publish_prefix(TARGET, "t3", HASHES)
         assert 0 < raw.pttl("outrider:prefix:target:t3") <= 5000
@@ -94,7 +92,7 @@ async def test_the_index_ends_with_the_lease(
 
 
 async def test_a_large_cache_is_indexed_whole_and_again_after_it_was_lost(
-    store: MetadataStore, reader: MetadataStore, raw: redis.Redis, eventually: Callable[..., Awaitable[float]]
+    store: MetadataStore, reader: MetadataStore, raw: redis.Redis
 ) -> None:
     async def indexed_whole() -> bool:
         return bool(raw.scard("outrider:prefix:target:t1") == 8000)

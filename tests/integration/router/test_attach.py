@@ -45,8 +45,9 @@ from outrider.worker.events import Opened
 from outrider_controller.router.process import running_router
 
 from tests.fakes import continuation, fake_info, next_token
-from tests.integration.router.conftest import CONFIG
-from tests.integration.router.test_plan import OFF, ON, control_plane
+from tests.integration.gateway.scripted_router import until
+from tests.integration.router.conftest import CONFIG, control_plane
+from tests.integration.router.test_plan import OFF, ON
 
 PROMPT = [5, 6, 7]
 VOCAB_SIZE = 1000
@@ -169,7 +170,7 @@ async def trace_of(router: Any, request_id: str) -> list[trace_pb2.RequestTrace]
         return list((await trace_pb2_grpc.TraceServiceStub(channel).GetTrace(asked)).traces)
 
 
-async def test_drafts_trace_and_bill_are_as_with_a_target(fleet: Any, eventually: Any) -> None:
+async def test_drafts_trace_and_bill_are_as_with_a_target(fleet: Any) -> None:
     draft = await fleet.draft()
     router = await fleet.start()
     async with attached(router.address) as server:
@@ -177,7 +178,7 @@ async def test_drafts_trace_and_bill_are_as_with_a_target(fleet: Any, eventually
         assert (record.info.attached, record.info.engine, record.address) == (True, "vllm", router.address)
         tokens = await server.answer(lambda: sum(server.drafted) > 40)
         assert tokens == continuation(PROMPT, len(tokens), VOCAB_SIZE)
-        await eventually(lambda: not router.dispatcher.table.requests)
+        await until(lambda: not router.dispatcher.table.requests)
         (trace,) = await trace_of(router, "r")
         assert (trace.tenant, trace.model, trace.output_tokens) == ("t", "simulated", len(tokens))
         assert trace.finish_reason and not trace.error
@@ -187,23 +188,23 @@ async def test_drafts_trace_and_bill_are_as_with_a_target(fleet: Any, eventually
         bill = router.dispatcher.attached_usage.sums[f"t {server.info.worker_id}"]
         assert (bill.requests, bill.prompt_tokens, bill.output_tokens) == (1, len(PROMPT), len(tokens))
         assert bill.drafted_tokens == sum(server.drafted) and bill.target_useful_us > 0
-    await eventually(lambda: not router.dispatcher.fleet.attached)
+    await until(lambda: not router.dispatcher.fleet.attached)
 
 
-async def test_settings_of_operators_hold_for_running_requests(fleet: Any, eventually: Any) -> None:
+async def test_settings_of_operators_hold_for_running_requests(fleet: Any) -> None:
     await fleet.draft()
     router = await fleet.start()
     async with control_plane(fleet) as control, attached(router.address) as server:
-        await eventually(lambda: router.dispatcher.policy.led)
+        await until(lambda: router.dispatcher.policy.led)
         ended = asyncio.Event()
         answering = asyncio.create_task(server.answer(ended.is_set))
         ask = control_pb2.SetSpeculationRequest
         await control.SetSpeculation(ask(tenant="t", setting=ON))
-        await eventually(lambda: max(server.latest(20), default=0) > 2)
+        await until(lambda: max(server.latest(20), default=0) > 2)
         await control.SetSpeculation(ask(tenant="t", setting=ON, max_draft_tokens=2))
-        await eventually(lambda: 0 < max(server.latest(20)) <= 2)
+        await until(lambda: 0 < max(server.latest(20)) <= 2)
         await control.SetSpeculation(ask(tenant="t", setting=OFF))
-        await eventually(lambda: not any(server.latest(20)))
+        await until(lambda: not any(server.latest(20)))
         explained = await control.Explain(control_pb2.ExplainRequest(tenant="t"))
         found = {one.target: one.override.setting for one in explained.decisions}
         assert found["simulated"] == tenants_pb2.SPECULATION_SETTING_OFF
@@ -240,11 +241,11 @@ async def test_a_server_that_goes_before_it_has_erased_is_named(fleet: Any) -> N
         assert list((await erasing).unreachable_targets) == [server.info.worker_id]
 
 
-async def test_who_lies_with_a_targets_token_adds_nothing_to_the_bill_of_a_tenant(fleet: Any, eventually: Any) -> None:
+async def test_who_lies_with_a_targets_token_adds_nothing_to_the_bill_of_a_tenant(fleet: Any) -> None:
     """It announces requests of a quiet tenant, and says that it has served what another target serves."""
     router = await fleet.start()
     honest = await fleet.target()
-    await eventually(lambda: bool(router.dispatcher.fleet.live_targets("simulated")))
+    await until(lambda: bool(router.dispatcher.fleet.live_targets("simulated")))
     await fleet.ask(fleet.request(tenant="quiet", max_new_tokens=8))
     [before] = [replace(one) for one in router.dispatcher.usage.sums.values()]
     known = [*router.dispatcher.table._closed]
@@ -269,7 +270,7 @@ async def test_who_lies_with_a_targets_token_adds_nothing_to_the_bill_of_a_tenan
         usage = [sequence_pb2.SequenceUsage(sequence_id=number, share_us=2**32 - 1) for number in known * 20]
         step = target_pb2.VerifyResponse(commits=lies, usage=usage, step_us=10**9)
         await call.write(attach_pb2.AttachRequest(opens=opens, step=step))
-        await eventually(lambda: bool(router.dispatcher.attached_usage.sums))
+        await until(lambda: bool(router.dispatcher.attached_usage.sums))
         call.cancel()
     assert router.dispatcher.usage.sums == {"quiet": before}
     [(name, said)] = router.dispatcher.attached_usage.sums.items()
@@ -309,7 +310,7 @@ async def test_more_servers_than_there_is_room_for_are_refused_and_one_that_is_b
 
 
 async def test_no_more_is_held_of_what_servers_announce_than_there_is_room_for(
-    fleet: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = await fleet.start()
     table = router.dispatcher.table
@@ -328,31 +329,29 @@ async def test_no_more_is_held_of_what_servers_announce_than_there_is_room_for(
         await call.write(attach_pb2.AttachRequest(info=fake_info(worker_pb2.WORKER_ROLE_TARGET, attached=True)))
         await call.initial_metadata()
         await call.write(attach_pb2.AttachRequest(opens=opens[:1]))
-        await eventually(lambda: len(table.requests) == 1)
+        await until(lambda: len(table.requests) == 1)
         [first] = table.requests
         assert (first.request.prediction, first.request.logits) == ((), None)
         room = 2 * first.num_bytes + 2000
         monkeypatch.setattr("outrider_controller.router.requests.sequences.MAX_ATTACHED_BYTES", room)
         await call.write(attach_pb2.AttachRequest(opens=opens[1:3]))
         await call.write(commit(1, 1))
-        await eventually(lambda: first.state.committed == [7])
+        await until(lambda: first.state.committed == [7])
         assert table.by_target.keys() == {1, 2}
         # One that ends makes room, and one that grows beyond it is followed no more.
         close = sequence_pb2.CloseSequence(sequence_id=1)
         await call.write(attach_pb2.AttachRequest(closes=[close]))
-        await eventually(lambda: table.by_target.keys() == {2})
+        await until(lambda: table.by_target.keys() == {2})
         await call.write(attach_pb2.AttachRequest(opens=opens[3:]))
         await call.write(commit(4, 90))
-        await eventually(lambda: table.by_target.keys() == {2})
+        await until(lambda: table.by_target.keys() == {2})
         assert 0 < table.attached_bytes < room
         call.cancel()
-        await eventually(lambda: not table.requests)
+        await until(lambda: not table.requests)
     assert table.attached_bytes == 0
 
 
-async def test_a_server_that_is_back_before_the_end_of_its_stream_is_known_is_followed(
-    fleet: Any, eventually: Any
-) -> None:
+async def test_a_server_that_is_back_before_the_end_of_its_stream_is_known_is_followed(fleet: Any) -> None:
     router = await fleet.start()
     info = fake_info(worker_pb2.WORKER_ROLE_TARGET, attached=True)
     opening = SequenceSpec(tuple(PROMPT), SamplingParams(temperature=0.0), VerificationMode.GREEDY, max_new_tokens=100)
@@ -365,17 +364,17 @@ async def test_a_server_that_is_back_before_the_end_of_its_stream_is_known_is_fo
             await calls[-1].initial_metadata()
             link = router.dispatcher.fleet.attached[info.worker_id]
             await calls[-1].write(attach_pb2.AttachRequest(opens=opens))
-            await eventually(lambda link=link: link.open_sequences == {7})
+            await until(lambda link=link: link.open_sequences == {7})
             for former in calls[:-1]:
                 async for _ in former:
                     pass
                 assert await former.code() is grpc.StatusCode.OK
             assert info.worker_id in {one.info.worker_id for one in await fleet.store.workers()}
         calls[-1].cancel()
-        await eventually(lambda: not router.dispatcher.fleet.attached and not router.dispatcher.table.requests)
+        await until(lambda: not router.dispatcher.fleet.attached and not router.dispatcher.table.requests)
 
 
-async def test_a_server_outlives_its_router_and_is_attached_to_the_next(fleet: Any, eventually: Any) -> None:
+async def test_a_server_outlives_its_router_and_is_attached_to_the_next(fleet: Any) -> None:
     await fleet.draft()
     async with AsyncExitStack() as first:
         router = await first.enter_async_context(running_router(CONFIG, fleet.store))
@@ -383,27 +382,27 @@ async def test_a_server_outlives_its_router_and_is_attached_to_the_next(fleet: A
         server = await fleet.stack.enter_async_context(attached(port))
         ended = asyncio.Event()
         answering = asyncio.create_task(server.answer(ended.is_set))
-        await eventually(lambda: sum(server.drafted) > 40)
+        await until(lambda: sum(server.drafted) > 40)
     assert server.router is not None
-    await eventually(lambda: not server.router.attached)
+    await until(lambda: not server.router.attached)
     steps = len(server.drafted)
     # With the settings and the draft that it has.
-    await eventually(lambda: sum(server.drafted[steps:]) > 40)
+    await until(lambda: sum(server.drafted[steps:]) > 40)
     again = await fleet.stack.enter_async_context(running_router(replace(CONFIG, listen=port), fleet.store))
-    await eventually(lambda: bool(again.dispatcher.table.requests))
+    await until(lambda: bool(again.dispatcher.table.requests))
     steps = len(server.drafted)
-    await eventually(lambda: sum(server.drafted[steps:]) > 40)
+    await until(lambda: sum(server.drafted[steps:]) > 40)
     ended.set()
     tokens = await answering
     assert tokens == continuation(PROMPT, len(tokens), VOCAB_SIZE)
-    await eventually(lambda: not again.dispatcher.table.requests)
+    await until(lambda: not again.dispatcher.table.requests)
     (trace,) = await trace_of(again, "r")
     assert trace.resumed_tokens + trace.output_tokens == len(tokens) and trace.resumed_tokens > 0
     bill = again.dispatcher.attached_usage.sums[f"t {server.info.worker_id}"]
     assert bill.prompt_tokens == 0, "the first router has billed the prompt"
 
 
-async def test_without_a_router_drafts_come_from_fixed_addresses(fleet: Any, eventually: Any) -> None:
+async def test_without_a_router_drafts_come_from_fixed_addresses(fleet: Any) -> None:
     draft = await fleet.draft()
     async with attached("127.0.0.1:1", drafts=(draft.address,)) as server:
         tokens = await server.answer(lambda: sum(server.drafted) > 40)
@@ -418,17 +417,17 @@ async def test_without_a_router_drafts_come_from_fixed_addresses(fleet: Any, eve
         assert not any(server.drafted[steps:])
 
 
-async def test_a_request_that_a_client_gives_up_ends_at_the_router(fleet: Any, eventually: Any) -> None:
+async def test_a_request_that_a_client_gives_up_ends_at_the_router(fleet: Any) -> None:
     draft = await fleet.draft()
     router = await fleet.start()
     async with attached(router.address) as server:
         await server.answer(lambda: sum(server.drafted) > 4, finish=Finish.NONE)
-        await eventually(lambda: not router.dispatcher.table.requests)
+        await until(lambda: not router.dispatcher.table.requests)
         assert (await trace_of(router, "r"))[0].error == "CANCELLED"
-        await eventually(lambda: not draft.live)
+        await until(lambda: not draft.live)
 
 
-async def test_a_router_refuses_what_is_wrong_and_the_server_goes_on(fleet: Any, eventually: Any) -> None:
+async def test_a_router_refuses_what_is_wrong_and_the_server_goes_on(fleet: Any) -> None:
     await fleet.draft()
     router = await fleet.start()
     async with attached(router.address) as server:
@@ -437,7 +436,7 @@ async def test_a_router_refuses_what_is_wrong_and_the_server_goes_on(fleet: Any,
         await server.answer(lambda: sum(server.drafted) > 4)
 
 
-async def test_no_request_of_a_gateway_is_placed_on_an_attached_server(fleet: Any, eventually: Any) -> None:
+async def test_no_request_of_a_gateway_is_placed_on_an_attached_server(fleet: Any) -> None:
     router = await fleet.start()
     async with attached(router.address) as server:
         await lease_of(fleet, server)
@@ -448,18 +447,18 @@ async def test_no_request_of_a_gateway_is_placed_on_an_attached_server(fleet: An
         assert not server.drafted
 
 
-async def test_a_draft_that_dies_is_replaced_by_the_router(fleet: Any, eventually: Any) -> None:
+async def test_a_draft_that_dies_is_replaced_by_the_router(fleet: Any) -> None:
     first = await fleet.draft()
     router = await fleet.start()
     async with attached(router.address) as server:
         ended = asyncio.Event()
         answering = asyncio.create_task(server.answer(ended.is_set))
-        await eventually(lambda: sum(server.drafted) > 20)
+        await until(lambda: sum(server.drafted) > 20)
         second = await fleet.draft()
         await first.kill()
-        await eventually(lambda: bool(second.live))
+        await until(lambda: bool(second.live))
         steps = len(server.drafted)
-        await eventually(lambda: sum(server.drafted[steps:]) > 20)
+        await until(lambda: sum(server.drafted[steps:]) > 20)
         ended.set()
         tokens = await answering
         assert tokens == continuation(PROMPT, len(tokens), VOCAB_SIZE)

@@ -13,6 +13,7 @@ from outrider.worker.events import DrainExpired
 from outrider_controller.router.config import TraceConfig
 
 from tests.bills import billed, spent
+from tests.integration.gateway.scripted_router import until
 
 
 async def ask(fleet: Any, number: int, chance: random.Random) -> None:
@@ -42,7 +43,7 @@ async def test_every_token_is_billed_once_though_a_trace_forgets_it(fleet: Any) 
     assert usage.accepted_tokens == sum(answer.metrics.num_accepted_draft_tokens for answer in answers)
 
 
-async def test_tenants_are_billed_what_the_workers_spent(real_fleet: Any, eventually: Any) -> None:
+async def test_tenants_are_billed_what_the_workers_spent(real_fleet: Any) -> None:
     chance = random.Random(1)
     of_workers = [t.stats for t in real_fleet.targets], [d.stats for d in real_fleet.drafts]
     before = spent(*of_workers)
@@ -53,7 +54,7 @@ async def test_tenants_are_billed_what_the_workers_spent(real_fleet: Any, eventu
             # One target gives all back: they go on at the other.
             real_fleet.targets[0].post(DrainExpired())
         await asyncio.gather(*asking)
-    await eventually(lambda: all(load().num_running == 0 for load in real_fleet.loads))
+    await until(lambda: all(load().num_running == 0 for load in real_fleet.loads))
     sums = real_fleet.router.dispatcher.usage.sums
     assert {"t0", "t1", "t2"} == set(sums)
 
@@ -67,7 +68,7 @@ async def test_tenants_are_billed_what_the_workers_spent(real_fleet: Any, eventu
 
     # What workers say last is on its way.
     with suppress(TimeoutError):
-        await eventually(lambda: not missing())
+        await until(lambda: not missing())
     assert missing() == {}
     assert sum(each.accepted_tokens for each in sums.values()) > 0
     assert sum(each.draft_useful_us for each in sums.values()) > 0

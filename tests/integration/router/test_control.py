@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 from outrider.metadata import MetadataStore
-from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import control_pb2, control_pb2_grpc
+from outrider.rpc.v1 import control_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider_controller.control.config import ControlConfig
-from outrider_controller.control.server import running_control
 
-from tests.integration.router.conftest import Fleet
+from tests.integration.router.conftest import Fleet, control_plane
 
 
 async def test_workers_are_listed_by_role_with_their_load(fleet: Fleet) -> None:
     target, draft = await fleet.target(), await fleet.draft()
-    async with running_control(ControlConfig(), fleet.store) as life, create_channel(life.address) as channel:
-        stub = control_pb2_grpc.ControlServiceStub(channel)
+    async with control_plane(fleet) as stub:
         everyone = await stub.ListWorkers(control_pb2.ListWorkersRequest())
         assert everyone.metadata_available
         ids = {w.info.worker_id for w in everyone.workers}
@@ -34,12 +31,9 @@ async def test_workers_are_listed_by_role_with_their_load(fleet: Fleet) -> None:
 
 
 async def test_without_the_store_the_list_says_that_it_is_old(tmp_path: Path) -> None:
-    async with (
-        MetadataStore.connect(f"unix://{tmp_path}/absent.sock") as store,
-        running_control(ControlConfig(), store) as life,
-        create_channel(life.address) as channel,
-    ):
-        stub = control_pb2_grpc.ControlServiceStub(channel)
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(MetadataStore.connect(f"unix://{tmp_path}/absent.sock"))
+        stub = await stack.enter_async_context(control_plane(Fleet(store, stack)))
         answer = await stub.ListWorkers(control_pb2.ListWorkersRequest())
     assert not answer.metadata_available
     assert list(answer.workers) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider_controller.router.config import FailoverConfig, PolicyConfig
 
 from tests.fakes import FakeDraft, FakeTarget
+from tests.integration.gateway.scripted_router import until
 from tests.integration.router.conftest import Fleet
 from tests.integration.router.test_faults import PROMPT, collect, tokens, truth
 
@@ -55,7 +55,7 @@ async def test_speculation_resumes_when_a_draft_appears(fleet: Fleet) -> None:
     assert rounds[-1].metrics.num_draft_failovers == 0
 
 
-async def test_a_silent_draft_is_not_waited_for(fleet: Fleet, eventually: Callable[..., Any]) -> None:
+async def test_a_silent_draft_is_not_waited_for(fleet: Fleet) -> None:
     """Frozen, it answers nothing: after two rounds the target is told not to hold the sequence back, for good."""
     target = await fleet.target(FakeTarget(step_s=0.005))
     draft = await fleet.draft()
@@ -63,7 +63,7 @@ async def test_a_silent_draft_is_not_waited_for(fleet: Fleet, eventually: Callab
     wait_us = 200_000
     await fleet.start(failover=FailoverConfig(stall_after_s=30), policy=PolicyConfig(max_wait_us=wait_us))
     asking = asyncio.create_task(fleet.ask(fleet.request(PROMPT, 200, speculation=router.SPECULATION_MODE_ON)))
-    await eventually(lambda: draft.num_commits > 5)
+    await until(lambda: draft.num_commits > 5)
     await draft.freeze()
     answer = await asking
     assert answer.token_ids == truth(200)

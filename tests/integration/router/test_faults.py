@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from outrider.errors import Code, OutriderError
-from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.rpc.v1 import control_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import FailoverConfig
-from outrider_controller.router.request.checks import Request
 
 from tests.fakes import FakeTarget, continuation
+from tests.integration.gateway.scripted_router import until
 from tests.integration.router.conftest import Fleet
+from tests.unit.router.made_requests import a_request
 
 PROMPT = [5, 6, 7]
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -95,13 +95,11 @@ async def test_late_replies_from_a_target_that_lost_the_sequence_are_dropped_and
     assert fleet.counter("outrider_late_replies_total", role="target") > 20
 
 
-async def test_a_target_may_not_speak_for_a_sequence_opened_elsewhere(
-    fleet: Fleet, eventually: Callable[..., Any]
-) -> None:
+async def test_a_target_may_not_speak_for_a_sequence_opened_elsewhere(fleet: Fleet) -> None:
     honest, liar = await fleet.target(FakeTarget(step_s=0.003)), FakeTarget()
     await fleet.start()
     asking = asyncio.create_task(collect(fleet.call(fleet.request(PROMPT, 400))))
-    await eventually(lambda: honest.num_steps > 3)
+    await until(lambda: honest.num_steps > 3)
     stolen = honest.opens[0].sequence_id
 
     def steal(message: target_pb2.VerifyResponse) -> target_pb2.VerifyResponse:
@@ -251,16 +249,14 @@ async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet: F
     assert 0.25 < time.monotonic() - started_s < 30
 
 
-async def test_the_only_target_is_waited_for_by_running_answers_and_by_new_requests(
-    fleet: Fleet, eventually: Callable[..., Any]
-) -> None:
+async def test_the_only_target_is_waited_for_by_running_answers_and_by_new_requests(fleet: Fleet) -> None:
     target = await fleet.target(FakeTarget(step_s=0.005))
     router = await fleet.start(failover=FailoverConfig(wait_for_target_s=0.1, wait_for_restart_s=30))
     new = asyncio.Future()
 
     async def be_away() -> None:
         await target.kill()
-        await eventually(lambda: not router.dispatcher.fleet.live_targets("simulated"))
+        await until(lambda: not router.dispatcher.fleet.live_targets("simulated"))
         new.set_result(asyncio.create_task(fleet.ask(fleet.request([8], 5))))
         # Longer than for a model of which there was none.
         await asyncio.sleep(0.5)
@@ -271,15 +267,13 @@ async def test_the_only_target_is_waited_for_by_running_answers_and_by_new_reque
     assert (await new.result()).token_ids == continuation([8], 5, 1000)
 
 
-async def test_a_target_that_does_not_come_back_is_waited_for_as_long_as_a_restart_may_take(
-    fleet: Fleet, eventually: Callable[..., Any]
-) -> None:
+async def test_a_target_that_does_not_come_back_is_waited_for_as_long_as_a_restart_may_take(fleet: Fleet) -> None:
     target = await fleet.target()
     router = await fleet.start(failover=FailoverConfig(wait_for_target_s=0.1, wait_for_restart_s=1.0))
     await fleet.ask(fleet.request(PROMPT, 5))
     await target.kill()
     killed_s = time.monotonic()
-    await eventually(lambda: not router.dispatcher.fleet.live_targets("simulated"))
+    await until(lambda: not router.dispatcher.fleet.live_targets("simulated"))
     awaited = router.dispatcher.picker.awaited_models()
     assert [(model.model, model.num_targets) for model in awaited] == [("simulated", 0)]
     for least_s in (0.9, 0.0):
@@ -290,13 +284,13 @@ async def test_a_target_that_does_not_come_back_is_waited_for_as_long_as_a_resta
     assert not router.dispatcher.picker.awaited_models()
 
 
-async def test_an_operators_cordon_is_told_at_once(fleet: Fleet, eventually: Callable[..., Any]) -> None:
+async def test_an_operators_cordon_is_told_at_once(fleet: Fleet) -> None:
     """Before a gateway sends the headers of a stream."""
     target = await fleet.target()
     router = await fleet.start(failover=FailoverConfig(wait_for_target_s=300, wait_for_restart_s=300))
     cordon = control_pb2.Cordon(worker_id=target.info.worker_id, reason="a fan is loud")
     await fleet.store.cordons.put(cordon, "cordon worker")
-    await eventually(lambda: router.dispatcher.fleet.loads.cordons)
+    await until(lambda: router.dispatcher.fleet.loads.cordons)
     async with asyncio.timeout(60):
         with pytest.raises(OutriderError, match="is cordoned") as caught:
             await fleet.ask(fleet.request([8], 5))
@@ -304,7 +298,7 @@ async def test_an_operators_cordon_is_told_at_once(fleet: Fleet, eventually: Cal
     assert caught.value.retry_after_s == pytest.approx(300)
 
 
-async def test_an_answer_that_another_router_began_waits_as_long(fleet: Fleet, eventually: Callable[..., Any]) -> None:
+async def test_an_answer_that_another_router_began_waits_as_long(fleet: Fleet) -> None:
     target = await fleet.target()
     await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2, wait_for_restart_s=30))
     await fleet.ask(fleet.request(PROMPT, 5))
@@ -395,7 +389,7 @@ async def test_a_draining_target_hands_its_sequences_over_without_counting_as_a_
     assert len(leaving.opens) == 1
 
 
-async def test_faults_are_on_the_events_stream(fleet: Fleet, eventually: Callable[..., Any]) -> None:
+async def test_faults_are_on_the_events_stream(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(step_s=0.005))
     draft = await fleet.draft()
     await fleet.start()
@@ -408,14 +402,12 @@ async def test_faults_are_on_the_events_stream(fleet: Fleet, eventually: Callabl
     assert events[0].fields["reason"] == "draft_lost"
 
 
-async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(
-    fleet: Fleet, eventually: Callable[..., Any]
-) -> None:
+async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(fleet: Fleet) -> None:
     targets = [await fleet.target(FakeTarget(step_s=0.005)) for _ in range(2)]
     drafts = [await fleet.draft() for _ in range(2)]
     running = await fleet.start()
     asking = [asyncio.create_task(fleet.ask(fleet.request([i + 1], 150))) for i in range(30)]
-    await eventually(lambda: all(len(t.live) > 5 for t in targets) and targets[0].num_steps > 5)
+    await until(lambda: all(len(t.live) > 5 for t in targets) and targets[0].num_steps > 5)
     await asyncio.gather(targets[0].kill(), drafts[1].kill())
     answers = await asyncio.gather(*asking)
     for i, answer in enumerate(answers):
@@ -425,7 +417,7 @@ async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(
     assert moved >= len(targets[0].opens) > 5
     assert fleet.counter("outrider_failover_total", role="target") == moved
     assert not running.dispatcher.table.requests
-    await eventually(lambda: not targets[1].live and not drafts[0].live)
+    await until(lambda: not targets[1].live and not drafts[0].live)
 
 
 async def test_bytes_that_are_no_message_cost_a_connection_and_not_the_worker(fleet: Fleet) -> None:
@@ -465,17 +457,7 @@ async def test_a_target_that_drains_keeps_its_stream_however_long_its_steps_take
 async def test_a_call_that_is_cancelled_as_a_worker_comes_is_cancelled(fleet: Fleet, num_ticks: int) -> None:
     """While it waits for a target, and is just being woken."""
     dispatcher = (await fleet.start()).dispatcher
-    request = Request(
-        request_id="r",
-        tenant="t",
-        model="simulated",
-        prompt=(5, 6, 7),
-        params=SamplingParams(temperature=0),
-        mode=VerificationMode.GREEDY,
-        max_new_tokens=5,
-        salt=b"salt",
-    )
-    asking = asyncio.create_task(dispatcher.run(request, router.RouteResponse))
+    asking = asyncio.create_task(dispatcher.run(a_request(model="simulated"), router.RouteResponse))
     await asyncio.sleep(0.02)
     dispatcher.fleet.notify()
     for _ in range(num_ticks):

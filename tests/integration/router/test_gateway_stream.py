@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
 from tests.fakes import FakeTarget, continuation
+from tests.integration.gateway.scripted_router import until
 from tests.integration.router.conftest import Fleet
 
 
@@ -110,9 +111,7 @@ async def test_an_id_in_use_is_refused(fleet: Fleet) -> None:
         assert stream.errors[1].field == "call_id"
 
 
-async def test_a_cancelled_call_frees_its_sequence_and_leaves_the_others(
-    fleet: Fleet, eventually: Callable[..., Any]
-) -> None:
+async def test_a_cancelled_call_frees_its_sequence_and_leaves_the_others(fleet: Fleet) -> None:
     target = await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
     async with gateway_stream(fleet) as stream:
@@ -120,28 +119,28 @@ async def test_a_cancelled_call_frees_its_sequence_and_leaves_the_others(
         await stream.read()
         await stream.call.write(router.RouteManyRequest(cancelled=[1, 77]))
         await stream.until_ended(2)
-        await eventually(lambda: not target.live)
+        await until(lambda: not target.live)
     assert [close.reason for close in target.closes] == [sequence.CLOSE_REASON_CANCELLED]
 
 
-async def test_all_calls_end_with_the_stream(fleet: Fleet, eventually: Callable[..., Any]) -> None:
+async def test_all_calls_end_with_the_stream(fleet: Fleet) -> None:
     target = await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
     async with gateway_stream(fleet) as stream:
         await stream.ask(*((i, fleet.request(max_new_tokens=500)) for i in range(5)))
-        await eventually(lambda: len(target.live) == 5)
-    await eventually(lambda: not target.live and not fleet.router.dispatcher.table.requests)
+        await until(lambda: len(target.live) == 5)
+    await until(lambda: not target.live and not fleet.router.dispatcher.table.requests)
     assert [close.reason for close in target.closes] == 5 * [sequence.CLOSE_REASON_CANCELLED]
 
 
-async def test_a_calls_time_is_its_own(fleet: Fleet, eventually: Callable[..., Any]) -> None:
+async def test_a_calls_time_is_its_own(fleet: Fleet) -> None:
     target = await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
     async with gateway_stream(fleet) as stream:
         await stream.ask((1, fleet.request(max_new_tokens=500)), timeout_us=100_000)
         await stream.until_ended(1)
         assert from_route_error(stream.errors[1]).code is Code.DEADLINE_EXCEEDED
-        await eventually(lambda: not target.live)
+        await until(lambda: not target.live)
 
 
 async def test_a_draining_router_ends_the_stream_once_it_has_answered(fleet: Fleet) -> None:

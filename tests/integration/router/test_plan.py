@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -12,21 +11,19 @@ import pytest
 import redis
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.leader import LeaderLease
-from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import control_pb2, control_pb2_grpc, policy_pb2, router_pb2, tenants_pb2
+from outrider.rpc.v1 import control_pb2, policy_pb2, router_pb2, tenants_pb2
 from outrider.runtime.supervision import stop
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
-from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.plan.demand import Demand
 from outrider_controller.control.plan.leading import PlanLeader
-from outrider_controller.control.server import running_control
 from outrider_controller.router.process import RunningRouter
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import FakeDraft, serving_draft
 from tests.integration.gateway.scripted_router import until
+from tests.integration.router.conftest import control_plane
 
 ON, OFF, AUTO = (
     tenants_pb2.SPECULATION_SETTING_ON,
@@ -34,13 +31,6 @@ ON, OFF, AUTO = (
     tenants_pb2.SPECULATION_SETTING_AUTO,
 )
 MODEL = "simulated"
-
-
-@asynccontextmanager
-async def control_plane(fleet: Any) -> AsyncIterator[Any]:
-    """Its stub."""
-    async with running_control(ControlConfig(), fleet.store) as life, create_channel(life.address) as channel:
-        yield control_pb2_grpc.ControlServiceStub(channel)
 
 
 def decision(router: RunningRouter, tenant: str = "t") -> Decision:

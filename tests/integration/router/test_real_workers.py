@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.telemetry.logging import JsonFormatter
 
+from tests.integration.gateway.scripted_router import until
 from tests.integration.router.conftest import ENGINE, Fleet, StartReal
 from tests.integration.router.test_traces import ended_trace
 
@@ -128,19 +128,17 @@ async def test_ratio_mode_is_spoken_by_all_three(real_fleet: Fleet) -> None:
     assert real_fleet.counter("outrider_fallback_total", reason="draft_malformed") == 0
 
 
-async def test_thirty_two_streams_leave_no_task_and_no_block_behind(
-    real_fleet: Fleet, eventually: Callable[..., Any]
-) -> None:
+async def test_thirty_two_streams_leave_no_task_and_no_block_behind(real_fleet: Fleet) -> None:
     # So many that both targets have a connection to the draft, which stays.
     await asyncio.gather(*(real_fleet.ask(request(real_fleet)) for _ in range(8)))
 
     def all_free() -> bool:
         return all(load().num_free_blocks == ENGINE.num_blocks for load in real_fleet.loads)
 
-    await eventually(all_free)
+    await until(all_free)
     tasks = len(asyncio.all_tasks())
     asking = [real_fleet.ask(real_fleet.request(PROMPT[: 1 + i % 9], 8 + i, model="tiny")) for i in range(32)]
     answers = await asyncio.gather(*asking)
     assert [len(answer.token_ids) for answer in answers] == [8 + i for i in range(32)]
-    await eventually(lambda: len(asyncio.all_tasks()) <= tasks and all_free())
+    await until(lambda: len(asyncio.all_tasks()) <= tasks and all_free())
     assert not real_fleet.router.dispatcher.table.requests

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import AdmissionConfig, FailoverConfig
 
 from tests.fakes import FakeDraft, FakeTarget, continuation, next_token
+from tests.integration.gateway.scripted_router import until
 from tests.integration.router.conftest import Fleet
 from tests.redis_server import EmbeddedServer
 
@@ -198,27 +198,20 @@ async def test_load_decides_between_targets_without_the_prefix(fleet: Fleet) -> 
     assert (len(busy.opens), len(idle.opens)) == (0, 4)
 
 
-async def test_models_are_listed_with_the_workers_that_can_serve_them(fleet: Fleet) -> None:
+async def test_models_are_listed_with_the_workers_that_can_serve_them_and_the_context_of_the_smallest_target(
+    fleet: Fleet,
+) -> None:
     await fleet.target()
-    await fleet.target()
+    await fleet.target(FakeTarget(max_context_len=320))
     await fleet.draft()
     await fleet.draft(FakeDraft(tokenizer_fingerprint="0" * 16))
     await fleet.start()
     [model] = (await fleet.stub.ListModels(router.ListModelsRequest())).models
     assert (model.model, model.vocab_size, model.num_targets, model.num_drafts) == ("simulated", 1000, 2, 1)
-
-
-async def test_a_model_has_the_context_of_its_smallest_target(fleet: Fleet) -> None:
-    await fleet.target()
-    await fleet.target(FakeTarget(max_context_len=320))
-    await fleet.start()
-    [model] = (await fleet.stub.ListModels(router.ListModelsRequest())).models
     assert model.max_context_len == 320
 
 
-async def test_a_hundred_concurrent_sessions_complete_and_nothing_is_left_open(
-    fleet: Fleet, eventually: Callable[..., Any]
-) -> None:
+async def test_a_hundred_concurrent_sessions_complete_and_nothing_is_left_open(fleet: Fleet) -> None:
     target, draft = await fleet.target(FakeTarget(step_s=0.005)), await fleet.draft()
     running = await fleet.start()
     rng = random.Random(1)
@@ -228,17 +221,15 @@ async def test_a_hundred_concurrent_sessions_complete_and_nothing_is_left_open(
     answers = await asyncio.gather(*(fleet.ask(fleet.request(prompt, n)) for prompt, n in asked))
     for (prompt, n), answer in zip(asked, answers, strict=True):
         assert answer.token_ids == continuation(prompt, n, 1000)
-    await eventually(lambda: not target.live and not draft.live)
+    await until(lambda: not target.live and not draft.live)
     assert not running.dispatcher.table.requests
-    await eventually(lambda: len(asyncio.all_tasks()) <= tasks_before)
+    await until(lambda: len(asyncio.all_tasks()) <= tasks_before)
     # One message carries what many sequences have to say.
     assert target.num_messages < sum(len(a.rounds) for a in answers) / 3
     assert draft.behind.total() == 0
 
 
-async def test_cancelling_closes_the_sequence_on_every_worker_at_once(
-    fleet: Fleet, eventually: Callable[..., Any]
-) -> None:
+async def test_cancelling_closes_the_sequence_on_every_worker_at_once(fleet: Fleet) -> None:
     target, draft = await fleet.target(FakeTarget(step_s=0.01)), await fleet.draft()
     running = await fleet.start()
     for _ in range(5):
@@ -246,17 +237,15 @@ async def test_cancelling_closes_the_sequence_on_every_worker_at_once(
         await call.read()
         call.cancel()
         cancelled_s = time.monotonic()
-        await eventually(lambda: not target.live and not draft.live)
+        await until(lambda: not target.live and not draft.live)
         # Not after the 40 s that the answer would take.
         assert time.monotonic() - cancelled_s < 20
     assert {c.reason for c in target.closes} == {c.reason for c in draft.closes} == {sequence.CLOSE_REASON_CANCELLED}
-    await eventually(lambda: not running.dispatcher.table.requests)
+    await until(lambda: not running.dispatcher.table.requests)
 
 
 @pytest.mark.parametrize("budget_s", [0.02, 0.1, 0.2])
-async def test_a_deadline_ends_the_call_in_time_and_closes_the_sequence(
-    fleet: Fleet, eventually: Callable[..., Any], budget_s: float
-) -> None:
+async def test_a_deadline_ends_the_call_in_time_and_closes_the_sequence(fleet: Fleet, budget_s: float) -> None:
     target, draft = await fleet.target(FakeTarget(step_s=0.01)), await fleet.draft()
     await fleet.start()
     await fleet.ask(fleet.request(max_new_tokens=1))
@@ -265,7 +254,7 @@ async def test_a_deadline_ends_the_call_in_time_and_closes_the_sequence(
     assert error.code is Code.DEADLINE_EXCEEDED
     # Not after the 40 s that the answer would take.
     assert time.monotonic() - started_s < budget_s + 20
-    await eventually(lambda: not target.live and not draft.live)
+    await until(lambda: not target.live and not draft.live)
 
 
 async def test_an_unknown_model_is_not_found(fleet: Fleet) -> None:
@@ -281,7 +270,7 @@ async def test_without_any_target_yet_no_model_is_unknown(fleet: Fleet) -> None:
     assert (error.code, error.reason) == (Code.UNAVAILABLE, "NO_MODEL")
 
 
-async def test_a_request_waits_for_a_place_at_a_full_target(fleet: Fleet, eventually: Callable[..., Any]) -> None:
+async def test_a_request_waits_for_a_place_at_a_full_target(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(max_sequences=2, step_s=0.02))
     await fleet.start(admission=AdmissionConfig(queue_timeout_s=30))
     calls = [fleet.call(fleet.request([i + 1], max_new_tokens=4000)) for i in range(2)]
@@ -289,7 +278,7 @@ async def test_a_request_waits_for_a_place_at_a_full_target(fleet: Fleet, eventu
         await call.read()
     waiting = asyncio.create_task(fleet.ask(fleet.request(tenant="patient", max_new_tokens=2)))
     waits = {"tenant": "patient", "model_name": "simulated"}
-    await eventually(lambda: fleet.counter("outrider_admission_queue_length", **waits) == 1)
+    await until(lambda: fleet.counter("outrider_admission_queue_length", **waits) == 1)
     calls.pop().cancel()
     assert len((await waiting).token_ids) == 2
     assert fleet.counter("outrider_admission_queue_length", **waits) == 0
@@ -297,9 +286,7 @@ async def test_a_request_waits_for_a_place_at_a_full_target(fleet: Fleet, eventu
     calls.pop().cancel()
 
 
-async def test_a_request_that_waits_in_vain_is_refused_before_its_deadline(
-    fleet: Fleet, eventually: Callable[..., Any]
-) -> None:
+async def test_a_request_that_waits_in_vain_is_refused_before_its_deadline(fleet: Fleet) -> None:
     target = await fleet.target(FakeTarget(max_sequences=1, step_s=0.02))
     router = await fleet.start(admission=AdmissionConfig(queue_timeout_s=30))
     running = fleet.call(fleet.request(max_new_tokens=4000))
@@ -309,13 +296,13 @@ async def test_a_request_that_waits_in_vain_is_refused_before_its_deadline(
     assert error.retry_after_s and len(target.opens) == 1
     leaving = fleet.call(fleet.request())
     reading = asyncio.create_task(leaving.read())
-    await eventually(lambda: router.dispatcher.admission.num_waiting == 1)
+    await until(lambda: router.dispatcher.admission.num_waiting == 1)
     leaving.cancel()
-    await eventually(lambda: router.dispatcher.admission.num_waiting == 0)
+    await until(lambda: router.dispatcher.admission.num_waiting == 0)
     with pytest.raises((OutriderError, asyncio.CancelledError)):
         await reading
     running.cancel()
-    await eventually(lambda: router.dispatcher.admission.num_running == 0)
+    await until(lambda: router.dispatcher.admission.num_running == 0)
 
 
 async def test_a_full_target_turns_requests_away_before_the_first_token(fleet: Fleet) -> None:
@@ -332,9 +319,7 @@ async def test_a_full_target_turns_requests_away_before_the_first_token(fleet: F
         call.cancel()
 
 
-async def test_a_place_that_became_free_is_free_before_the_target_reports_it(
-    fleet: Fleet, eventually: Callable[..., Any]
-) -> None:
+async def test_a_place_that_became_free_is_free_before_the_target_reports_it(fleet: Fleet) -> None:
     target = await fleet.target(FakeTarget(max_sequences=2, step_s=0.02))
     router = await fleet.start(admission=AdmissionConfig(max_queued=0))
     calls = [fleet.call(fleet.request([i + 1], max_new_tokens=4000)) for i in range(2)]
@@ -342,10 +327,10 @@ async def test_a_place_that_became_free_is_free_before_the_target_reports_it(
         await call.read()
     target.load.num_running = 2
     link = router.dispatcher.fleet.targets[target.info.worker_id]
-    await eventually(lambda: router.dispatcher.fleet.loads.of(link).num_running == 2)
+    await until(lambda: router.dispatcher.fleet.loads.of(link).num_running == 2)
     for call in calls:
         call.cancel()
-    await eventually(lambda: not link.open_sequences)
+    await until(lambda: not link.open_sequences)
     assert router.dispatcher.fleet.loads.of(link).num_running == 2
     assert len((await fleet.ask(fleet.request(max_new_tokens=3))).token_ids) == 3
 
@@ -389,16 +374,14 @@ async def test_a_router_at_its_limit_turns_requests_away(fleet: Fleet) -> None:
     call.cancel()
 
 
-async def test_a_tenant_that_has_filled_a_router_alone_keeps_no_other_out(
-    fleet: Fleet, eventually: Callable[..., Any]
-) -> None:
+async def test_a_tenant_that_has_filled_a_router_alone_keeps_no_other_out(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(max_sequences=2, step_s=0.02))
     router = await fleet.start(admission=AdmissionConfig(max_sessions=2, max_queued=1, queue_timeout_s=30))
     greedy = [fleet.call(fleet.request([i + 1], 4000, tenant="greedy")) for i in range(2)]
     for call in greedy:
         await call.read()
     newest = asyncio.create_task(refusal_of(fleet, fleet.request(tenant="greedy")))
-    await eventually(lambda: router.dispatcher.admission.num_waiting == 1)
+    await until(lambda: router.dispatcher.admission.num_waiting == 1)
     quiet = asyncio.create_task(fleet.ask(fleet.request(tenant="quiet", max_new_tokens=2)))
     # The newest of whom most wait makes room in the queue.
     assert (await newest).code is Code.RESOURCE_EXHAUSTED
@@ -436,6 +419,7 @@ BAD_REQUESTS = [
     ("stopping.stop_token_ids[0]", {"stopping": sequence.Stopping(max_new_tokens=1, stop_token_ids=[1000])}),
     ("speculation", {"speculation": 77}),
     ("max_draft_tokens", {"max_draft_tokens": 65}),
+    ("samples", {"samples": 9}),
 ]
 
 

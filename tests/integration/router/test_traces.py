@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -20,9 +20,9 @@ from outrider.rpc.v1 import trace_pb2_grpc
 from outrider_controller.router.config import TraceConfig
 
 from tests.fakes import FakeDraft, FakeTarget
+from tests.integration.gateway.scripted_router import until
 from tests.integration.router.conftest import Answer, Fleet
 
-Eventually = Callable[..., Awaitable[None]]
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
@@ -115,12 +115,12 @@ async def test_real_workers_report_what_a_trace_needs(real_fleet: Fleet) -> None
     assert said_us <= sum(one.timing.round_us for one in found.rounds) + 1000 * len(found.rounds)
 
 
-async def test_a_draft_that_dies_is_told_where_it_died(fleet: Fleet, eventually: Eventually) -> None:
+async def test_a_draft_that_dies_is_told_where_it_died(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(step_s=0.01))
     draft = await fleet.draft()
     await fleet.start()
     asking = asyncio.create_task(fleet.ask(fleet.request(max_new_tokens=60)))
-    await eventually(lambda: draft.live)
+    await until(lambda: draft.live)
     await draft.kill()
     answer = await asking
     found = await ended_trace(fleet)
@@ -132,11 +132,11 @@ async def test_a_draft_that_dies_is_told_where_it_died(fleet: Fleet, eventually:
     assert {event.reason for event in later} <= {"draft_unreachable"}
 
 
-async def test_a_request_that_moves_says_so_and_goes_on_counting(fleet: Fleet, eventually: Eventually) -> None:
+async def test_a_request_that_moves_says_so_and_goes_on_counting(fleet: Fleet) -> None:
     first, second = await fleet.target(FakeTarget(step_s=0.01)), await fleet.target(FakeTarget(step_s=0.01))
     await fleet.start()
     asking = asyncio.create_task(fleet.ask(fleet.request()))
-    await eventually(lambda: first.num_steps or second.num_steps)
+    await until(lambda: first.num_steps or second.num_steps)
     dying = first if first.num_steps else second
     await dying.kill()
     answer = await asking
@@ -205,9 +205,7 @@ async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]
     await server.stop(None)
 
 
-async def test_the_spans_of_a_request_arrive_at_a_collector(
-    collector: Collector, fleet: Fleet, eventually: Eventually
-) -> None:
+async def test_the_spans_of_a_request_arrive_at_a_collector(collector: Collector, fleet: Fleet) -> None:
     await fleet.target()
     await fleet.draft()
     await fleet.start()
@@ -216,7 +214,7 @@ async def test_the_spans_of_a_request_arrive_at_a_collector(
     assert found.trace_id == PARENT[3:35]
     # The request, its wait, and of each round its own span, the target's and, if it was drafted, the draft's.
     num_spans = 2 + 2 * len(found.rounds) + sum(one.num_drafted > 0 for one in found.rounds)
-    await eventually(lambda: len(collector.spans) == num_spans)
+    await until(lambda: len(collector.spans) == num_spans)
     assert collector.services == {"outrider-router"}
     assert {span.trace_id.hex() for span in collector.spans} == {PARENT[3:35]}
     by_name: dict[str, list[otlp.Span]] = {}
