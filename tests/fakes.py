@@ -358,12 +358,11 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         if commits:
             self.num_steps += 1
             stream.pending.step_us = round(self.step_s * 1e6)
-            stats = self.drafts.take_report(
-                TargetReport(commits=[_committed(number, *one) for one in zip(commits, serials, strict=True)])
-            )
-            for commit in commits:
-                if found := stats.get(SequenceKey(number, commit.sequence_id)):
-                    commit.draft_stats.CopyFrom(found)
+            rows = [_committed(number, *one) for one in zip(commits, serials, strict=True)]
+            self.drafts.take_report(TargetReport(commits=rows))
+            for commit, row in zip(commits, rows, strict=True):
+                if row.draft_stats is not None:
+                    commit.draft_stats.CopyFrom(row.draft_stats)
             stream.pending.commits.extend(commits)
 
     def _verify(self, sequence_id: int, state: _Sequence) -> sequence.Commit:

@@ -131,9 +131,9 @@ class TargetServicer(
         self.drafts.stream_ended(stream)
 
     def _dispatch(self, report: TargetReport) -> None:
-        draft_stats = self.drafts.take_report(report)
+        self.drafts.take_report(report)
         # Drafts wait for commits, so these are sent before the responses are built.
-        self._event_loop.call_soon(lambda: self._tell(response_of(report, draft_stats), report))
+        self._event_loop.call_soon(lambda: self._tell(response_of(report), report))
 
     def _note(self, report: TargetReport) -> None:
         if report.batch_sequences:

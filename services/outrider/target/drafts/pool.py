@@ -127,33 +127,30 @@ class PoolDrafts:
 
     # -- reports of the worker
 
-    def take_report(self, report: TargetReport) -> dict[SequenceKey, sequence_pb2.DraftStats]:
-        """Sends commits and ends to the drafts; returns the draft statistics that routers are sent."""
+    def take_report(self, report: TargetReport) -> None:
+        """Sends commits and ends to the drafts; fills in what routers are told of these."""
         self._price_rows(report.row_price)
-        draft_stats = {}
         ended = {row.key for row in report.commits if row.finish is not Finish.NONE}
         for key, base_len, features in report.features:
             if (found := self._open.get(key)) is not None and found.pooled is not None and key not in ended:
                 found.pooled.show(base_len, features)
         for row in report.commits:
-            if (found := self._open.get(row.key)) is not None and (stats := self._commit(found, row)) is not None:
-                draft_stats[row.key] = stats
+            if (found := self._open.get(row.key)) is not None:
+                self._commit(found, row)
         for failed in report.failures:
             self._close(failed.key, CloseReason.MOVED)
-        return draft_stats
 
-    def _commit(self, found: _Open, row: StepRow[Any]) -> sequence_pb2.DraftStats | None:
-        base_len, pooled, stats = row.base_len, found.pooled, None
+    def _commit(self, found: _Open, row: StepRow[Any]) -> None:
+        base_len, committed_len, pooled = row.base_len, row.base_len + len(row.token_ids), found.pooled
         if pooled is not None:
-            drafted, committed_len = (row.num_drafted, row.draft.last_serial), base_len + len(row.token_ids)
-            stats = pooled.take_stats(base_len, *drafted, committed_len, row.draft_useful_s)
+            drafted = row.num_drafted, row.draft.last_serial
+            row.draft_stats = pooled.take_stats(base_len, *drafted, committed_len, row.draft_useful_s)
         if row.finish is not Finish.NONE:
             self._close(row.key, CloseReason.FINISHED)
         else:
-            found.committed_len = base_len + len(row.token_ids)
+            found.committed_len = committed_len
             if pooled is not None:
                 pooled.commit(base_len, row.token_ids, self._now_us())
-        return stats
 
     def _price_rows(self, price: float) -> None:
         if not price_moved(self._row_price, price):

@@ -18,6 +18,8 @@ from outrider.tree import ROOT, DraftTree
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from outrider.rpc.v1.sequence_pb2 import DraftStats
+
 S = TypeVar("S")
 
 
@@ -62,6 +64,8 @@ class StepRow(Candidate, Generic[S]):
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     sources: Sequence[SourceTokens] = ()
     """What came of the drafted tokens, by source."""
+    draft_stats: DraftStats | None = None
+    """What the router is told of the draft worker with the commit."""
 
     def until_end(self, stop_token_ids: AbstractSet[int], remaining: int) -> None:
         """Cuts its tokens after the first stop token, which is kept, or after `remaining` tokens, whichever comes

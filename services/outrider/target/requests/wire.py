@@ -6,10 +6,9 @@ An invalid message about one sequence becomes an event about that sequence; `eve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from outrider.drafting.source import DraftAssignment
@@ -82,10 +81,8 @@ def assignment_of(message: sequence_pb2.DraftAssignment) -> DraftAssignment | No
     return DraftAssignment(message.worker_id, message.address, message.sequence_id)
 
 
-def response_of(
-    report: TargetReport, draft_stats: Mapping[SequenceKey, sequence_pb2.DraftStats] = MappingProxyType({})
-) -> dict[int, target_pb2.VerifyResponse]:
-    """One message for each stream that the report concerns. `draft_stats`: sent with the commits."""
+def response_of(report: TargetReport) -> dict[int, target_pb2.VerifyResponse]:
+    """One message for each stream that the report concerns."""
     responses: dict[int, target_pb2.VerifyResponse] = {}
 
     def to(key: SequenceKey) -> target_pb2.VerifyResponse:
@@ -94,7 +91,7 @@ def response_of(
         return responses[key.stream]
 
     for committed in report.commits:
-        to(committed.key).commits.append(_commit(committed, draft_stats.get(committed.key)))
+        to(committed.key).commits.append(_commit(committed))
     for failed in report.failures:
         to(failed.key).errors.append(to_sequence_error(failed.key.sequence_id, failed.error))
     for key, times in report.removed:
@@ -114,7 +111,7 @@ def empty_response(report: TargetReport) -> target_pb2.VerifyResponse:
     )
 
 
-def _commit(committed: StepRow[Any], draft_stats: sequence_pb2.DraftStats | None) -> sequence_pb2.Commit:
+def _commit(committed: StepRow[Any]) -> sequence_pb2.Commit:
     times = committed.times
     return sequence_pb2.Commit(
         sequence_id=committed.key.sequence_id,
@@ -130,7 +127,7 @@ def _commit(committed: StepRow[Any], draft_stats: sequence_pb2.DraftStats | None
         prefill_us=to_us(times.prefill_s),
         num_cached_tokens=committed.num_cached_tokens,
         rejected_token_ids=committed.rejected,
-        draft_stats=draft_stats,
+        draft_stats=committed.draft_stats,
         logprobs=logprobs.to_proto(committed.logprobs),
         prompt_logprobs=logprobs.to_proto(committed.prompt_logprobs),
         share_us=to_us(times.share_s),
@@ -138,13 +135,14 @@ def _commit(committed: StepRow[Any], draft_stats: sequence_pb2.DraftStats | None
         chances=committed.chances,
         drafted_us=to_us(times.drafted_s),
         num_branch_tokens=committed.num_branch_tokens,
-        **_sources(committed, draft_stats),
+        **_sources(committed),
     )
 
 
-def _sources(committed: StepRow[Any], draft_stats: sequence_pb2.DraftStats | None) -> dict[str, Any]:
+def _sources(committed: StepRow[Any]) -> dict[str, Any]:
     """Nothing where the other fields say it all."""
-    sources, drafted_by = committed.sources, None if draft_stats is None else (draft_stats.source, False)
+    sources, stats = committed.sources, committed.draft_stats
+    drafted_by = None if stats is None else (stats.source, False)
     if not committed.num_branch_tokens and [one[:2] for one in sources] == [drafted_by]:
         return {}
     token_sources = committed.token_sources if len(sources) > 1 else ()

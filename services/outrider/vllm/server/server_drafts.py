@@ -93,12 +93,12 @@ class ServerDrafts:
 
     def step(self, report: TargetReport) -> None:
         """Sends what a step has committed to drafts, and to the router."""
-        stats = self.pooled.take_report(report)
+        self.pooled.take_report(report)
         for committed in report.commits:
             if committed.finish is not Finish.NONE:
                 self._forget(committed.key)
         if self.router is not None:
-            for response in response_of(report, stats).values():
+            for response in response_of(report).values():
                 self.router.step(response)
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:

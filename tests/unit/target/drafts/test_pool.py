@@ -120,9 +120,9 @@ class World:
     async def follow(self, *commits: StepRow[None], failures: Any = ()) -> Any:
         for row in commits:
             self.tokens[row.key].extend(row.token_ids)
-        draft_stats = self.drafts.take_report(TargetReport(commits=list(commits), failures=list(failures)))
+        self.drafts.take_report(TargetReport(commits=list(commits), failures=list(failures)))
         await asyncio.sleep(0.1)
-        return draft_stats.get(KEY)
+        return next((row.draft_stats for row in commits if row.key == KEY), None)
 
     @property
     def faults(self) -> list[tuple[int, str]]:

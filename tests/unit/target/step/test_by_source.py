@@ -87,8 +87,9 @@ def commit(
         accepted=accepted,
         num_verified=2,
         sources=sources,
+        draft_stats=stats,
     )
-    [message] = response_of(TargetReport(commits=[made]), {} if stats is None else {key(5): stats})[1].commits
+    [message] = response_of(TargetReport(commits=[made]))[1].commits
     return message
 
 
