@@ -90,7 +90,7 @@ def rendered(template: BoundedTemplate, chat: list[dict[str, Any]] = CHAT) -> st
 
 def check_ends(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end is said, or its text is short; in both cases the next conversation is rendered."""
-    monkeypatch.setattr(rendering, "_CPU_S", 0.5)
+    monkeypatch.setattr(rendering, "_CPU_S", 0.2)
     monkeypatch.setattr(rendering, "_EXTRA_BYTES", 128 << 20)
     when = "{% if messages[0].content == 'hello' %}" + source + "{% else %}" + PLAIN + "{% endif %}"
     for written in (source, when):

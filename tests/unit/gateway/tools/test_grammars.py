@@ -19,19 +19,11 @@ from outrider.gateway.tools.tools import ToolUse
 from outrider.runtime.bounded import BoundedProcess, OutOfBounds
 
 from tests.integration.gateway.scripted_router import tiny_tokenizer_bytes
+from tests.unit.gateway.tools import test_thought_grammar
 
 pytest.importorskip("llguidance")
 
-SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-ASKED: list[Grammatical] = [
-    Structured("json_schema", SCHEMA, "x"),
-    Structured("regex", "a+", "x"),
-    Structured("choice", ["yes", "no"], "x"),
-    Structured("grammar", 'start: "a" B\nB: /b+/', "x"),
-    FreeCalls(ToolUse((TOOL,), strict=frozenset("f")), None, "tools"),
-    FreeCalls(ToolUse((TOOL,)), Structured("json_schema", SCHEMA, "x"), "x"),
-]
+ASKED: list[Grammatical] = [asked for asked, _, _ in test_thought_grammar.ASKED]
 
 
 def patterns(count: int) -> dict[str, Any]:
@@ -44,7 +36,7 @@ HOSTILE = [
     Structured("json_schema", BACKTRACKING, "its.name"),
     Structured("json_schema", patterns(40), "its.name"),
     Structured("json_schema", {"properties": {"a": patterns(30)}}, "its.name", strict=True),
-    FreeCalls(ToolUse((TOOL,)), Structured("json_schema", patterns(40), "its.name"), "its.name"),
+    FreeCalls(ToolUse((test_thought_grammar.TOOL,)), Structured("json_schema", patterns(40), "its.name"), "its.name"),
 ]
 
 
@@ -130,7 +122,7 @@ async def test_a_verdict_on_time_is_its_tenants_alone(
 async def test_what_takes_too_much_to_read_is_refused_and_takes_nothing_of_this_process(
     maker: GrammarMaker, tokenizer: ModelTokenizer, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.gateway.tools.grammars._CPU_S", 0.5)
+    monkeypatch.setattr("outrider.gateway.tools.grammars._CPU_S", 0.2)
     before = psutil.Process().memory_info().rss
     with pytest.raises(InvalidRequest) as refused:
         await maker.make(HOSTILE[number], tokenizer, Thought.NONE, "hostile")

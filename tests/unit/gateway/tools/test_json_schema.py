@@ -46,6 +46,13 @@ def of(schema: Any, strict: bool = False) -> Structured:
     return found
 
 
+def calls_of(*functions: dict[str, Any]) -> Structured:
+    """The form of an answer that has to call these functions."""
+    form = ToolUse(tuple({"type": "function", "function": each} for each in functions), "required").structured()
+    assert form is not None
+    return form
+
+
 def an_object(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
@@ -198,9 +205,7 @@ def test_what_strict_refuses_is_named_once() -> None:
     ],
 )
 def test_references_of_a_tools_parameters_are_followed_in_each_form(parameters: dict[str, Any]) -> None:
-    functions = [{"name": "first"}, {"name": "f", "parameters": parameters}]
-    structured = ToolUse(tuple({"type": "function", "function": each} for each in functions), "required").structured()
-    assert structured is not None
+    structured = calls_of({"name": "first"}, {"name": "f", "parameters": parameters})
     assert accepts(structured, '[{"name":"f","arguments":{"a":1}}]')
     assert not accepts(structured, '[{"name":"f","arguments":{"a":"b"}}]')
 
@@ -212,8 +217,7 @@ def test_tools_may_have_the_same_id(keyword: str, name: str) -> None:
         {"name": tool, "parameters": {keyword: name, "$defs": {"A": kind}} | an_object(a=REFERENCE, b={"$ref": "#"})}
         for tool, kind in (("f", NUMBER), ("g", TEXT))
     ]
-    structured = ToolUse(tuple({"type": "function", "function": each} for each in tools), "required").structured()
-    assert structured is not None
+    structured = calls_of(*tools)
     for tool, text in (("f", '"g"'), ("g", "1")):
         assert not accepts(structured, f'[{{"name":"{tool}","arguments":{{"a":{text}}}}}]')
     assert accepts(structured, '[{"name":"f","arguments":{"a":1,"b":{"a":2}}},{"name":"g","arguments":{"a":"b"}}]')
@@ -234,8 +238,7 @@ def test_tools_may_use_the_same_names_within_their_schemas(named: dict[str, Any]
         {"name": tool, "parameters": {"$defs": {"A": named | kind}} | an_object(a={"$ref": reference})}
         for tool, kind in (("f", NUMBER), ("g", TEXT))
     ]
-    structured = ToolUse(tuple({"type": "function", "function": each} for each in tools), "required").structured()
-    assert structured is not None
+    structured = calls_of(*tools)
     assert accepts(structured, '[{"name":"f","arguments":{"a":1}},{"name":"g","arguments":{"a":"b"}}]')
     for tool, text in (("f", '"b"'), ("g", "1")):
         assert not accepts(structured, f'[{{"name":"{tool}","arguments":{{"a":{text}}}}}]')
@@ -245,9 +248,7 @@ def test_a_reference_in_a_part_with_an_id_is_relative_to_that_part() -> None:
     inner = {"$id": "inner", "$defs": {"A": TEXT}} | an_object(a={"$ref": "#/$defs/A"}, b={"$ref": "/outer#/$defs/A"})
     parameters = {"$id": "https://a.example/outer", "$defs": {"A": NUMBER}} | an_object(inner=inner)
     jsonschema.validate({"inner": {"a": "x", "b": 1}}, parameters)
-    structured = ToolUse(({"type": "function", "function": {"name": "f", "parameters": parameters}},), "required")
-    form = structured.structured()
-    assert form is not None
+    form = calls_of({"name": "f", "parameters": parameters})
     assert accepts(form, '[{"name":"f","arguments":{"inner":{"a":"x","b":1}}}]')
     assert not accepts(form, '[{"name":"f","arguments":{"inner":{"a":1}}}]')
     assert not accepts(form, '[{"name":"f","arguments":{"inner":{"b":"x"}}}]')
