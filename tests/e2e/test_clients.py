@@ -20,8 +20,8 @@ from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.v1 import router_pb2
 
 from tests.e2e.clients.common import ANSWERS
+from tests.integration.gateway.conftest import prompt_of
 from tests.integration.gateway.scripted_router import EOS, MODEL, ScriptedRouter, routing, saying, tiny_tokenizer_bytes
-from tests.integration.gateway.test_tools import prompt_of
 
 pytest.importorskip("llguidance")
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(1200)]

@@ -16,13 +16,13 @@ from outrider.gateway.config import GatewayLimits
 from outrider.gateway.generation.logits import LogitsChoice
 from outrider.gateway.http.json_bytes import pieces
 from outrider.gateway.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, prompt_logprobs
+from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.rpc.channel import create_channel
-from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
+from outrider.rpc.v1 import generation_pb2, router_pb2
 from outrider.rpc.v1.sequence_pb2 import TokenLogprobs
 from outrider.runtime.supervision import background
 
-from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.conftest import OpenGateway, Stub
 from tests.integration.gateway.scripted_router import (
     EOS,
     MODEL,
@@ -111,15 +111,14 @@ async def test_the_first_answer_reads_the_prompt_before_the_others_are_asked_for
 
 
 async def test_what_answers_have_in_common_is_made_once(
-    gateway: OpenGateway, router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch
+    stub: Stub, router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: Counter[str] = Counter()
     for owner, name in ((ModelTokenizer, "encode"), (ModelTokenizer, "encode_plain"), (LogitsChoice, "to_proto")):
         monkeypatch.setattr(owner, name, _counted(made, name, getattr(owner, name)))
     options = generation_pb2.GenerationOptions(n=5, prediction="ba", repetition_penalty=1.1)
     request = generation_pb2.GenerateRequest(model=MODEL, text="ab", options=options)
-    async with routing(router) as address, gateway(address) as running, create_channel(running.grpc_address) as channel:
-        await generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
+    await stub.Generate(request)
     assert len({tuple(request.predicted_token_ids) for request in router.requests}) == 1
     assert len(router.requests) == 5
     assert made == {"encode": 1, "encode_plain": 1, "to_proto": 1}
@@ -133,17 +132,13 @@ def _counted(made: Counter[str], name: str, work: Any) -> Any:
     return counted
 
 
+@pytest.mark.parametrize("options", [{"limits": GatewayLimits(max_running=3)}])
 @pytest.mark.parametrize(("prompts", "n", "field"), [(["ab"], 4, "n"), (["ab"] * 2, 2, "prompt")])
 async def test_more_answers_than_may_run_at_once_are_refused_by_name(
-    gateway: OpenGateway, router: ScriptedRouter, prompts: list[str], n: int, field: str
+    http: httpx.AsyncClient, prompts: list[str], n: int, field: str
 ) -> None:
     body = {"model": MODEL, "prompt": prompts, "n": n}
-    async with (
-        routing(router) as address,
-        gateway(address, limits=GatewayLimits(max_running=3)) as running,
-        httpx.AsyncClient(base_url=f"http://{running.http_address}") as http,
-    ):
-        refused = await http.post("/v1/completions", json=body)
+    refused = await http.post("/v1/completions", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
 
 
@@ -290,52 +285,47 @@ async def test_others_have_their_turns_while_many_log_probabilities_are_written(
     assert len(json.loads(b"".join(pieces(completion.take())))["text_offset"]) == 3000
 
 
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.gateway.tenants.admission.MAX_KEPT_BYTES", 1 << 18)
+
+
+@pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize(
     "path", ["/v1/completions", pytest.param("/v1/chat/completions", marks=pytest.mark.slow), "gRPC"]
 )
 async def test_answers_that_are_not_streamed_share_a_bounded_memory(
-    gateway: OpenGateway, router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch, path: str
+    running: RunningGateway, http: httpx.AsyncClient, stub: Stub, path: str
 ) -> None:
-    monkeypatch.setattr("outrider.gateway.tenants.admission.MAX_KEPT_BYTES", 1 << 19)
-    async with (
-        routing(router) as address,
-        gateway(address) as running,
-        httpx.AsyncClient(base_url=f"http://{running.http_address}", timeout=60) as http,
-        create_channel(running.grpc_address) as channel,
-    ):
-        pieces = running.core.admission._pieces
+    pieces = running.core.admission._pieces
 
-        async def ask(num_answers: int, *, stream: bool = False) -> bool:
-            """Whether it is answered."""
-            if path == "gRPC":
-                options = generation_pb2.GenerationOptions(n=num_answers, logprobs=20, max_tokens=100)
-                prompt = generation_pb2.TokenPrompt(token_ids=range(40, 140))
-                request = generation_pb2.GenerateRequest(model=MODEL, tokens=prompt, options=options)
-                stub = generation_pb2_grpc.GenerationServiceStub(channel)
-                try:
-                    if stream:
-                        return all([each.id async for each in stub.StreamGenerate(streamed(request))])
-                    return bool((await stub.Generate(request)).id)
-                except grpc.aio.AioRpcError as error:
-                    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                    assert "not streamed" in (error.details() or "")
-                    return False
-            asked = {"prompt": "a" * 100, "logprobs": 20, "echo": True}
-            if "chat" in path:
-                asked = {"messages": [{"role": "user", "content": "a" * 100}], "logprobs": True, "top_logprobs": 20}
-            body = {"model": MODEL, "n": num_answers, "max_tokens": 100, "stream": stream} | asked
-            response = await http.post(path, json=body)
-            if refused := response.status_code == 429:
-                assert "not streamed" in response.json()["error"]["message"]
-            return not refused and "error" not in response.text[-200:]
+    async def ask(num_answers: int, *, stream: bool = False) -> bool:
+        """Whether it is answered."""
+        if path == "gRPC":
+            options = generation_pb2.GenerationOptions(n=num_answers, logprobs=20, max_tokens=50)
+            prompt = generation_pb2.TokenPrompt(token_ids=range(40, 90))
+            request = generation_pb2.GenerateRequest(model=MODEL, tokens=prompt, options=options)
+            try:
+                if stream:
+                    asked = generation_pb2.StreamGenerateRequest(request=request)
+                    return all([each.id async for each in stub.StreamGenerate(asked)])
+                return bool((await stub.Generate(request)).id)
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert "not streamed" in (error.details() or "")
+                return False
+        asked = {"prompt": "a" * 50, "logprobs": 20, "echo": True}
+        if "chat" in path:
+            asked = {"messages": [{"role": "user", "content": "a" * 50}], "logprobs": True, "top_logprobs": 20}
+        body = {"model": MODEL, "n": num_answers, "max_tokens": 50, "stream": stream} | asked
+        response = await http.post(path, json=body)
+        if refused := response.status_code == 429:
+            assert "not streamed" in response.json()["error"]["message"]
+        return not refused and "error" not in response.text[-200:]
 
-        assert await ask(1)
-        assert not await ask(24)
-        assert await ask(24, stream=True)
-        with pieces.hold("another", 1.0, 8):
-            assert not await ask(3)
-        await until(lambda: pieces.taken == 0)
-
-
-def streamed(request: generation_pb2.GenerateRequest) -> generation_pb2.StreamGenerateRequest:
-    return generation_pb2.StreamGenerateRequest(request=request)
+    assert await ask(1)
+    assert not await ask(24)
+    assert await ask(24, stream=True)
+    with pieces.hold("another", 1.0, 4):
+        assert not await ask(3)
+    await until(lambda: pieces.taken == 0)

@@ -23,7 +23,7 @@ from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, seq
 
 from tests.certificates import Cluster
 from tests.integration.gateway import raw_http2
-from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.conftest import OpenGateway, Stub
 from tests.integration.gateway.scripted_router import MODEL, VOCAB, ScriptedRouter, round_of, routing, saying, until
 from tests.integration.gateway.test_process import process, serving_at
 
@@ -254,7 +254,7 @@ async def test_a_grpc_port_takes_only_so_many_connections(gateway: OpenGateway, 
         assert not any(reader.at_eof() for reader, _ in kept)
 
 
-async def generate(stub: generation_pb2_grpc.GenerationServiceAsyncStub) -> str:
+async def generate(stub: Stub) -> str:
     try:
         await stub.Generate(generation_pb2.GenerateRequest(model=MODEL, text="hi"), timeout=60)
     except grpc.aio.AioRpcError as error:
@@ -286,7 +286,7 @@ async def test_a_burst_of_calls_is_answered_call_by_call(gateway: OpenGateway, r
         assert ends["OK"] >= 200
 
 
-async def test_a_client_that_resets_its_calls_ends_nobody_elses(gateway: OpenGateway, router: ScriptedRouter) -> None:
+async def test_a_client_that_resets_its_calls_ends_nobody_elses(running: RunningGateway, stub: Stub) -> None:
     head = raw_http2.call_head(GENERATE)
 
     async def reset(address: str) -> None:
@@ -299,13 +299,11 @@ async def test_a_client_that_resets_its_calls_ends_nobody_elses(gateway: OpenGat
                 await writer.drain()
             writer.close()
 
-    async with routing(router) as address, gateway(address) as running, create_channel(running.grpc_address) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        resetting = asyncio.create_task(reset(running.grpc_address))
-        ends: Counter[str] = Counter()
-        while not resetting.done() or ends.total() < 50:
-            ends.update(await asyncio.gather(*(generate(stub) for _ in range(5))))
-        await resetting
+    resetting = asyncio.create_task(reset(running.grpc_address))
+    ends: Counter[str] = Counter()
+    while not resetting.done() or ends.total() < 50:
+        ends.update(await asyncio.gather(*(generate(stub) for _ in range(5))))
+    await resetting
     assert set(ends) == {"OK"}
 
 

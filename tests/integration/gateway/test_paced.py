@@ -8,54 +8,52 @@ from typing import Any
 
 import grpc
 import httpx
+import openai
 import pytest
-from openai import AsyncOpenAI
 from outrider.errors import InvalidRequest
 from outrider.gateway.generation.pacing import FRAME_BYTES
 from outrider.gateway.http.sse import OBFUSCATED_BYTES
-from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata import MetadataStore
-from outrider.rpc.channel import create_channel
-from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, tenants_pb2
+from outrider.rpc.v1 import generation_pb2, router_pb2, tenants_pb2
 
-from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, routing, saying
+from tests.integration.gateway.conftest import Stub
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, saying
 from tests.redis_server import EmbeddedServer
 
 TEXT = "What comes at an even beat tells nothing of how it was guessed."
 CHAT = "/v1/chat/completions"
+MESSAGES: Any = [{"role": "user", "content": "a"}]
+REQUEST = generation_pb2.StreamGenerateRequest(request=generation_pb2.GenerateRequest(model=MODEL, text="a"))
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 200},
-    CHAT: {"messages": [{"role": "user", "content": "a"}], "stream_options": {"include_usage": True}},
+    CHAT: {"messages": MESSAGES, "stream_options": {"include_usage": True}},
     "/v1/responses": {"input": "a"},
 }
 
 
 @pytest.fixture
-async def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
+def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
     return ScriptedRouter(saying([*tokenizer.encode(TEXT), 2], size=5, pause_s=0.002), max_context_len=4096)
 
 
 @pytest.fixture
-async def paced(gateway: OpenGateway, router: ScriptedRouter, server: EmbeddedServer) -> AsyncIterator[RunningGateway]:
+async def options(server: EmbeddedServer) -> dict[str, Any]:
+    """Of a gateway whose tenant has its streams paced."""
     async with MetadataStore.connect(server.url, call_timeout_s=2.0) as store:
         record = tenants_pb2.Tenant(name="default", pacing=tenants_pb2.PACING_CONSTANT)
         await store.tenants.put([record], by="test")
         await store.tenants.keep_required()
-        async with routing(router) as address, gateway(address, metadata_url=server.url) as running:
-            yield running
+    return {"metadata_url": server.url}
 
 
-async def body_of(running: RunningGateway, path: str) -> bytes:
-    body = {"model": MODEL, "stream": True, **BODIES[path]}
-    async with httpx.AsyncClient(base_url=f"http://{running.http_address}", timeout=30.0) as client:
-        return (await client.post(path, json=body)).content
+async def body_of(http: httpx.AsyncClient, path: str) -> bytes:
+    return (await http.post(path, json={"model": MODEL, "stream": True, **BODIES[path]})).content
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_stream_over_http_is_whole_frames_of_its_events(paced: RunningGateway, path: str) -> None:
-    body = await body_of(paced, path)
+async def test_a_stream_over_http_is_whole_frames_of_its_events(http: httpx.AsyncClient, path: str) -> None:
+    body = await body_of(http, path)
     assert len(body) % FRAME_BYTES == 0
     lines = [line.removeprefix("data: ") for line in body.decode().split("\n") if line.startswith("data: ")]
     events = [json.loads(line) for line in lines if line != "[DONE]"]
@@ -67,51 +65,39 @@ async def test_a_stream_over_http_is_whole_frames_of_its_events(paced: RunningGa
         assert "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices) == TEXT
 
 
+@pytest.mark.parametrize("options", [{}])
 async def test_chunks_with_obfuscation_have_a_multiple_of_a_size_and_openais_client_reads_them(
-    gateway: OpenGateway, router: ScriptedRouter
+    http: httpx.AsyncClient, client: openai.AsyncOpenAI
 ) -> None:
-    async with routing(router) as address, gateway(address) as running:
-        options = {"stream": True, "stream_options": {"include_obfuscation": True}}
-        async with httpx.AsyncClient(base_url=f"http://{running.http_address}", timeout=30.0) as client:
-            found = await client.post(CHAT, json={"model": MODEL, **BODIES[CHAT], **options})
-        events = [each for each in found.text.split("\n\n") if each.startswith("data: {")]
-        padded = [each for each in events if "obfuscation" in each]
-        assert {(len(each.encode()) + 2) % OBFUSCATED_BYTES for each in padded} == {0}
-        assert len(padded) >= len(events) - 2
-        client = AsyncOpenAI(base_url=f"http://{running.http_address}/v1", api_key="x", max_retries=0)
-        stream = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "a"}], **options
-        )
-        assert "".join([part.choices[0].delta.content or "" async for part in stream if part.choices]) == TEXT
-        await client.close()
+    asked: dict[str, Any] = {"stream": True, "stream_options": {"include_obfuscation": True}}
+    found = await http.post(CHAT, json={"model": MODEL, **BODIES[CHAT], **asked})
+    events = [each for each in found.text.split("\n\n") if each.startswith("data: {")]
+    padded = [each for each in events if "obfuscation" in each]
+    assert {(len(each.encode()) + 2) % OBFUSCATED_BYTES for each in padded} == {0}
+    assert len(padded) >= len(events) - 2
+    stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, **asked)
+    assert "".join([part.choices[0].delta.content or "" async for part in stream if part.choices]) == TEXT
 
 
-async def test_openais_client_reads_it(paced: RunningGateway) -> None:
-    client = AsyncOpenAI(base_url=f"http://{paced.http_address}/v1", api_key="x", max_retries=0)
-    stream = await client.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": "a"}], stream=True, n=2
-    )
+async def test_openais_client_reads_it(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True, n=2)
     texts = ["", ""]
     async for part in stream:
         for choice in part.choices:
             texts[choice.index] += choice.delta.content or ""
-    await client.close()
     assert texts == [TEXT, TEXT]
 
 
-async def test_messages_over_grpc_have_one_size(paced: RunningGateway) -> None:
-    request = generation_pb2.GenerateRequest(model=MODEL, text="a")
-    async with create_channel(paced.grpc_address) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        call = stub.StreamGenerate(generation_pb2.StreamGenerateRequest(request=request), timeout=30)
-        messages = [message async for message in call]
+async def test_messages_over_grpc_have_one_size(stub: Stub) -> None:
+    call = stub.StreamGenerate(REQUEST, timeout=30)
+    messages = [message async for message in call]
     assert {message.ByteSize() for message in messages} == {FRAME_BYTES}
     assert "".join(message.text for message in messages) == TEXT
     assert messages[-1].finish_reason == "stop" and not any(message.num_accepted for message in messages)
 
 
 async def test_what_fails_before_and_after_the_first_token_is_told_as_ever(
-    paced: RunningGateway, router: ScriptedRouter
+    http: httpx.AsyncClient, stub: Stub, router: ScriptedRouter
 ) -> None:
     async def fails(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
         if router.script is late:
@@ -123,14 +109,12 @@ async def test_what_fails_before_and_after_the_first_token_is_told_as_ever(
             yield each
 
     router.script = fails
-    assert json.loads(await body_of(paced, CHAT))["error"]["message"] == "x: no room"
+    assert json.loads(await body_of(http, CHAT))["error"]["message"] == "x: no room"
     router.script = late
-    body = await body_of(paced, CHAT)
+    body = await body_of(http, CHAT)
     assert len(body) % FRAME_BYTES == 0 and b'"error"' in body
-    request, said = generation_pb2.GenerateRequest(model=MODEL, text="a"), list[int]()
-    async with create_channel(paced.grpc_address) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as failed:
-            async for each in stub.StreamGenerate(generation_pb2.StreamGenerateRequest(request=request), timeout=30):
-                said += each.token_ids
+    said = list[int]()
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        async for each in stub.StreamGenerate(REQUEST, timeout=30):
+            said += each.token_ids
     assert "no room" in str(failed.value.details()) and said == [40, 41]

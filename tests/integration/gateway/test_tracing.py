@@ -46,18 +46,16 @@ def traced(running: RunningGateway) -> InMemorySpanExporter:
     return exporter
 
 
-async def chat(running: RunningGateway, headers: dict[str, str], **more: Any) -> httpx.Response:
-    url = f"http://{running.http_address}/v1/chat/completions"
-    async with httpx.AsyncClient(timeout=10) as client:
-        return await client.post(url, json={**BODY, **more}, headers=headers)
+async def chat(http: httpx.AsyncClient, headers: dict[str, str], **more: Any) -> httpx.Response:
+    return await http.post("/v1/chat/completions", json={**BODY, **more}, headers=headers)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_http_callers_send_is_passed_on(
-    running: RunningGateway, router: ScriptedRouter, stream: bool
+    http: httpx.AsyncClient, router: ScriptedRouter, stream: bool
 ) -> None:
-    assert (await chat(running, PARENT.headers, stream=stream)).status_code == 200
-    assert (await chat(running, {"traceparent": "nonsense"})).status_code == 200
+    assert (await chat(http, PARENT.headers, stream=stream)).status_code == 200
+    assert (await chat(http, {"traceparent": "nonsense"})).status_code == 200
     assert router.trace_contexts == [PARENT, NO_CONTEXT]
 
 
@@ -72,10 +70,10 @@ async def test_what_grpc_callers_send_is_passed_on(stub: Stub, router: ScriptedR
 
 
 async def test_the_gateways_span_lies_between_the_callers_and_the_routers(
-    running: RunningGateway, router: ScriptedRouter, ids: list[int]
+    http: httpx.AsyncClient, running: RunningGateway, router: ScriptedRouter, ids: list[int]
 ) -> None:
     exporter = traced(running)
-    response = await chat(running, PARENT.headers)
+    response = await chat(http, PARENT.headers)
     (span,) = exporter.get_finished_spans()
     assert span.name == f"chat {MODEL}"
     assert span.kind is SpanKind.SERVER
@@ -94,20 +92,22 @@ async def test_the_gateways_span_lies_between_the_callers_and_the_routers(
     assert not any(TEXT[:5] in str(value) for value in attributes.values())
 
 
-async def test_a_request_without_context_begins_a_trace(running: RunningGateway, router: ScriptedRouter) -> None:
+async def test_a_request_without_context_begins_a_trace(
+    http: httpx.AsyncClient, running: RunningGateway, router: ScriptedRouter
+) -> None:
     exporter = traced(running)
-    assert (await chat(running, {})).status_code == 200
+    assert (await chat(http, {})).status_code == 200
     (span,) = exporter.get_finished_spans()
     assert span.parent is None and span.context is not None
     assert router.trace_contexts[0].trace_id == f"{span.context.trace_id:032x}"
 
 
 async def test_a_failed_request_is_a_failed_span_without_its_message(
-    running: RunningGateway, router: ScriptedRouter
+    http: httpx.AsyncClient, running: RunningGateway, router: ScriptedRouter
 ) -> None:
     router.script = refusing(Overloaded("secret"))
     exporter = traced(running)
-    assert (await chat(running, {})).status_code == 429
+    assert (await chat(http, {})).status_code == 429
     (span,) = exporter.get_finished_spans()
     assert (span.status.status_code, (span.attributes or {})["error.type"]) == (StatusCode.ERROR, "OVERLOADED")
     assert "secret" not in span.to_json()
