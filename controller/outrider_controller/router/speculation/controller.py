@@ -39,10 +39,10 @@ class Window:
         """None until `SIZE` tokens were verified."""
         return self._accepted / self._verified if self._verified >= SIZE else None
 
-    def add(self, verified: int, accepted: int, floor: float | None = None) -> bool:
-        """Adds some rounds' tokens. `floor`: the tenant's. Returns whether the acceptance has become low with them."""
+    def add(self, verified: int, accepted: int, floor: float | None = None) -> None:
+        """Adds some rounds' tokens. `floor`: the tenant's."""
         if not verified:
-            return False
+            return
         self._parts.append((verified, accepted))
         self._verified += verified
         self._accepted += accepted
@@ -50,9 +50,8 @@ class Window:
             old_verified, old_accepted = self._parts.popleft()
             self._verified -= old_verified
             self._accepted -= old_accepted
-        was, acceptance = self.low, self.acceptance
+        acceptance = self.acceptance
         self.low = acceptance is not None and acceptance < max(tuning.ALARM, floor or 0.0)
-        return self.low and not was
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,23 @@ from tests.unit.router.speculation.test_controller import committed
 ALLOWED = Allowance(5, 50_000)
 
 
-def test_the_window_says_nothing_until_it_is_full_and_then_only_when_it_becomes_low() -> None:
+def test_the_window_says_nothing_until_it_is_full_and_then_whether_it_is_low() -> None:
     window = Window()
-    assert not any(window.add(4, 0) for _ in range(49))
+
+    def low(accepted: int, rounds: int) -> list[bool]:
+        """After each of so many rounds of four tokens."""
+        found = []
+        for _ in range(rounds):
+            window.add(4, accepted)
+            found.append(window.low)
+        return found
+
+    assert not any(low(0, 49))
     assert window.acceptance is None
-    assert window.add(4, 0)
-    assert not window.add(4, 0)
-    for _ in range(60):
-        window.add(4, 4)
-    assert not window.low
+    assert low(0, 2) == [True, True]
+    assert not low(4, 60)[-1]
     assert window.acceptance == 1.0
-    assert [window.add(4, 0) for _ in range(60)].count(True) == 1
+    assert low(0, 60) == [False] * 25 + [True] * 35
 
 
 def played(controller: SpeculationController, rounds: int, *, accepted: int) -> list[int]:
