@@ -5,8 +5,11 @@ A test asks for the clients that it needs. It, or its module, may have a `router
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import shutil
 import subprocess
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -20,8 +23,9 @@ from outrider.gateway.config import Failover, GatewayConfig
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.text import Detokeniser
+from outrider.metadata import MetadataStore
 from outrider.rpc.channel import create_channel
-from outrider.rpc.v1 import generation_pb2_grpc, router_pb2, sequence_pb2
+from outrider.rpc.v1 import generation_pb2_grpc, router_pb2, sequence_pb2, tenants_pb2
 from outrider.target.grammars.tokenizer import read_tokenizer
 
 from tests.integration.gateway.scripted_router import EOS, ScriptedRouter, routing, saying, tiny_tokenizer_bytes
@@ -36,13 +40,36 @@ def prompt_of(request: router_pb2.RouteRequest, tokenizer: ModelTokenizer) -> st
     return "".join(map(detokeniser.push, request.prompt_token_ids))
 
 
+def events_of(text: str) -> list[str]:
+    """The data of each event of a stream, without [DONE]."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+    return [line for line in lines if line != "[DONE]"]
+
+
+async def add_key(store: MetadataStore, key: str, tenant: str = "acme", **fields: Any) -> None:
+    """The digest of the key is stored; it may infer, if `scopes` do not say otherwise."""
+    given = {"scopes": [tenants_pb2.KEY_SCOPE_INFER], **fields}
+    digest = hashlib.sha256(key.encode()).digest()
+    await store.tenants.add_key(tenants_pb2.ApiKey(id=f"key-{key}", tenant=tenant, digest=digest, **given), by="test")
+
+
 def installed(directory: Path, package: str) -> Path:
     """Where the programs of a package of npm are, once it is installed in the directory."""
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
     install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(directory), package]
-    subprocess.run(install, check=True, timeout=400, stdout=subprocess.DEVNULL)
+    subprocess.run(install, check=True, timeout=400, stdout=DEVNULL)
     return directory / "node_modules" / ".bin"
+
+
+async def output_of(*command: str, cwd: Path, env: dict[str, str]) -> str:
+    """What a program says, which has to succeed."""
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=cwd, env=env, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+    return output.decode()
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.v1 import router_pb2
 
-from tests.integration.gateway.conftest import OpenGateway, installed, prompt_of
+from tests.integration.gateway.conftest import OpenGateway, installed, output_of, prompt_of
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
 
 CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.197"
@@ -52,15 +50,8 @@ async def test_a_session_of_claude_code_runs_a_command_and_reads_its_result(
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "HOME": str(home),
         }
-        process = await asyncio.create_subprocess_exec(
-            *(str(claude_code), "--print", "--allowedTools", "Bash", "--", "Make the file."),
-            cwd=work,
-            env={name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ} | own,
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-        )
-        output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
+        env = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ} | own
+        command = (str(claude_code), "--print", "--allowedTools", "Bash", "--", "Make the file.")
+        output = await output_of(*command, cwd=work, env=env)
     assert (work / "made.txt").read_text() == "made by claude\n"
-    assert "All is done." in output.decode()
+    assert "All is done." in output

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.v1 import router_pb2
 
-from tests.integration.gateway.conftest import OpenGateway, installed, prompt_of
+from tests.integration.gateway.conftest import OpenGateway, installed, output_of, prompt_of
 from tests.integration.gateway.scripted_router import EOS, MODEL, ScriptedRouter, routing, saying
 
 PARAMETERS = {"type": "object", "properties": {"target": {"type": "string"}}}
@@ -98,18 +96,11 @@ async def test_a_session_of_codex_runs_a_command_and_calls_a_function_of_a_names
     async with routing(router) as address, gateway(address) as running:
         settings = SETTINGS.format(model=MODEL, url=f"http://{running.http_address}/v1")
         (home / "config.toml").write_text(settings)
-        process = await asyncio.create_subprocess_exec(
-            *(str(codex), "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", "Make the file."),
-            cwd=work,
-            env={**os.environ, "CODEX_HOME": str(home)},
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-        )
-        output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
+        flags = ("--skip-git-repo-check", "--sandbox", "danger-full-access")
+        env = {**os.environ, "CODEX_HOME": str(home)}
+        output = await output_of(str(codex), "exec", *flags, "Make the file.", cwd=work, env=env)
     assert (work / "made.txt").read_text() == "made by codex\n"
-    assert "All is done." in output.decode()
+    assert "All is done." in output
     third = prompt_of(router.requests[2], tokenizer)
     result = third.rpartition("<tool_response>")[2]
     assert "nobody" in result and "unsupported call" not in result, result

@@ -23,6 +23,7 @@ from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, seq
 from outrider.target.grammars.tokenizer import read_tokenizer
 from transformers import GenerationConfig
 
+from tests.integration.gateway.conftest import events_of
 from tests.integration.gateway.scripted_router import CONTEXT, MODEL, ScriptedRouter, refusing, round_of, saying, until
 
 TEXT = "The €uro and 日本: a stop. And more."
@@ -310,11 +311,9 @@ async def test_a_stream_says_the_same_as_a_whole_answer(client: openai.AsyncOpen
 async def test_the_finish_reason_of_a_stream_comes_after_all_content(http: httpx.AsyncClient, path: str) -> None:
     asked = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
     answer = await http.post(path, json={"model": MODEL, "stream": True, "max_tokens": 3, **asked})
-    chunks = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n")[:-2]]
-    assert "".join(
-        chunk["choices"][0].get("text", chunk["choices"][0].get("delta", {}).get("content", "")) for chunk in chunks
-    )
-    *_, last = (chunk["choices"][0] for chunk in chunks)
+    choices = [json.loads(event)["choices"][0] for event in events_of(answer.text)]
+    assert "".join(choice.get("text", choice.get("delta", {}).get("content", "")) for choice in choices)
+    last = choices[-1]
     assert last["finish_reason"] == "length"
     assert last.get("delta", {}) == {} and last.get("text", "") == "" and last["logprobs"] is None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -19,18 +18,16 @@ from outrider.errors import OutriderError
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tenants.admission import RefusalPace
-from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata import MetadataStore
 from outrider.rpc.access.roles import bearer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2, tenants_pb2
 
-from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, routing, saying, until
+from tests.integration.gateway.conftest import Says, add_key, events_of
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, until
 from tests.redis_server import EmbeddedServer
 
-INFER, METRICS = tenants_pb2.KEY_SCOPE_INFER, tenants_pb2.KEY_SCOPE_METRICS
 # Key → (HTTP status, gRPC code, reason), as docs/operations.md has it.
 MATRIX = {
     "good": (200, "OK", None),
@@ -47,12 +44,6 @@ MATRIX = {
 async def store(server: EmbeddedServer) -> AsyncIterator[MetadataStore]:
     async with MetadataStore.connect(server.url) as store:
         yield store
-
-
-async def add(store: MetadataStore, key: str, tenant: str = "acme", **fields: Any) -> None:
-    given = {"scopes": [INFER], **fields}
-    digest = hashlib.sha256(key.encode()).digest()
-    await store.tenants.add_key(tenants_pb2.ApiKey(id=f"key-{key}", tenant=tenant, digest=digest, **given), by="test")
 
 
 @dataclass
@@ -79,21 +70,25 @@ class Served:
 
 
 @pytest.fixture
-async def served(gateway: OpenGateway, server: EmbeddedServer, tokenizer: ModelTokenizer) -> AsyncIterator[Served]:
-    router = ScriptedRouter(saying([*tokenizer.encode("Yes."), 2]))
-    async with routing(router) as address, gateway(address, metadata_url=server.url) as running:
-        yield Served(running, router)
+def options(server: EmbeddedServer) -> dict[str, Any]:
+    return {"metadata_url": server.url}
+
+
+@pytest.fixture
+def served(running: RunningGateway, router: ScriptedRouter, says: Says) -> Served:
+    says("Yes.")
+    return Served(running, router)
 
 
 async def fill(store: MetadataStore) -> None:
     tenants = [tenants_pb2.Tenant(name="acme"), tenants_pb2.Tenant(name="elsewhere", models=["another"])]
     await store.tenants.put(tenants, by="test")
-    await add(store, "good")
-    await add(store, "revoked")
+    await add_key(store, "good")
+    await add_key(store, "revoked")
     await store.tenants.revoke_key("key-revoked", by="test")
-    await add(store, "expired", not_after_unix_s=int(time.time()) - 1)
-    await add(store, "metrics", scopes=[METRICS])
-    await add(store, "other-model", "elsewhere")
+    await add_key(store, "expired", not_after_unix_s=int(time.time()) - 1)
+    await add_key(store, "metrics", scopes=[tenants_pb2.KEY_SCOPE_METRICS])
+    await add_key(store, "other-model", "elsewhere")
 
 
 async def test_each_key_opens_what_the_matrix_says_over_http_and_grpc(served: Served, store: MetadataStore) -> None:
@@ -161,7 +156,7 @@ async def test_without_keys_everybody_is_the_default_tenant(served: Served, stor
 
 async def test_routers_hear_a_tenants_weight_and_how_long_its_answers_are(served: Served, store: MetadataStore) -> None:
     await store.tenants.put([tenants_pb2.Tenant(name="acme", weight=2)], by="test")
-    await add(store, "good")
+    await add_key(store, "good")
     # A mean that starts high, against the eight that are asked for.
     assert (await served.http("good")).status_code == 200
     served.gateway.core.quotas._account("acme").mean.mean = 3.0
@@ -186,7 +181,7 @@ async def test_a_tenant_over_its_quota_gets_429_and_the_stock_client_tries_again
 ) -> None:
     quota = tenants_pb2.Quota(requests_per_second=2)
     await store.tenants.put([tenants_pb2.Tenant(name="acme", quota=quota)], by="test")
-    await add(store, "good")
+    await add_key(store, "good")
     responses = [await served.http("good") for _ in range(4)]
     refused = next(response for response in responses if response.status_code == 429)
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
@@ -200,8 +195,8 @@ async def test_a_tenant_over_its_quota_gets_429_and_the_stock_client_tries_again
 async def test_who_waits_for_its_quota_has_no_places(served: Served, store: MetadataStore) -> None:
     quota = tenants_pb2.Quota(concurrent_requests=2)
     await store.tenants.put([tenants_pb2.Tenant(name="greedy", quota=quota), tenants_pb2.Tenant(name="acme")], by="t")
-    await add(store, "greedy", "greedy")
-    await add(store, "good")
+    await add_key(store, "greedy", "greedy")
+    await add_key(store, "good")
     core = served.gateway.core
     async with core.quotas._account("greedy").taking:
         asked = [asyncio.create_task(served.http("greedy")) for _ in range(20)]
@@ -233,7 +228,7 @@ async def test_a_refusal_leaves_no_error_to_the_garbage_collector(
     monkeypatch.setattr(RefusalPace, "wait_s", lambda self, caller, now_s: 0.0)
     quota = tenants_pb2.Quota(tokens_per_minute=1)
     await store.tenants.put([tenants_pb2.Tenant(name="acme", quota=quota)], by="t")
-    await add(store, "good")
+    await add_key(store, "good")
     gc.collect()
     gc.disable()
     try:
@@ -256,7 +251,7 @@ async def test_a_revoked_key_ends_its_streams_over_http_and_grpc_and_no_others(
     monkeypatch.setattr("outrider.rpc.access.guard.RECHECK_S", 0.1)
     monkeypatch.setattr("outrider.gateway.tenants.auth._FRESH_S", 0.1)
     await fill(store)
-    await add(store, "short")
+    await add_key(store, "short")
     going_on = asyncio.Event()
 
     async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
@@ -270,7 +265,7 @@ async def test_a_revoked_key_ends_its_streams_over_http_and_grpc_and_no_others(
     await until(lambda: served.router.num_running == 3)
     await store.tenants.revoke_key("key-short", by="test")
     ended = await running[0]
-    assert json.loads(ended.text.splitlines()[-2].removeprefix("data: "))["error"]["code"] == "invalid_api_key"
+    assert json.loads(events_of(ended.text)[-1])["error"]["code"] == "invalid_api_key"
     assert await over_grpc == ("UNAUTHENTICATED", "INVALID_API_KEY")
     await until(lambda: served.router.num_running == 1)
     going_on.set()

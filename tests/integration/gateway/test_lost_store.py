@@ -4,7 +4,6 @@ not open it."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,11 +15,11 @@ import redis
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata import MetadataStore
 from outrider.rpc.channel import create_channel
-from outrider.rpc.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc, tenants_pb2
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import control_process
 
-from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.conftest import OpenGateway, add_key
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
 from tests.redis_server import EmbeddedServer
 
@@ -166,8 +165,7 @@ async def test_keys_that_are_found_before_this_process_has_kept_anything_make_th
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     async with MetadataStore.connect(server.url) as store:
-        digest = hashlib.sha256(b"k").digest()
-        await store.tenants.add_key(tenants_pb2.ApiKey(id="k", tenant="default", digest=digest), by="test")
+        await add_key(store, "k", "default")
     file = tmp_path / "keys-required"
     async with MetadataStore.connect(server.url, keys_required_file=str(file)) as later:
         await later.tenants.keep_required()

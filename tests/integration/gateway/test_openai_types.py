@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.integration.gateway.conftest import Says
+from tests.integration.gateway.conftest import Says, events_of
 from tests.integration.gateway.scripted_router import MODEL
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
@@ -42,17 +42,11 @@ async def asked(http: httpx.AsyncClient, path: str, **body: Any) -> str:
     return answer.text
 
 
-def events(text: str) -> list[str]:
-    """The data of each event, without [DONE]."""
-    lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
-    return [line for line in lines if line != "[DONE]"]
-
-
 async def test_chats(http: httpx.AsyncClient) -> None:
     body = {"messages": MESSAGES, "tools": [{"type": "function", "function": FUNCTION}], "include_metrics": True}
     whole = ChatCompletion.model_validate_json(await asked(http, "/v1/chat/completions", **body), strict=True)
     options = {"include_usage": True}
-    streamed = events(await asked(http, "/v1/chat/completions", **body, stream=True, stream_options=options))
+    streamed = events_of(await asked(http, "/v1/chat/completions", **body, stream=True, stream_options=options))
     chunks = [ChatCompletionChunk.model_validate_json(each, strict=True) for each in streamed]
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == (whole.choices[0].message.content or "")
@@ -67,7 +61,7 @@ async def test_chats(http: httpx.AsyncClient) -> None:
 async def test_completions(http: httpx.AsyncClient) -> None:
     body = {"prompt": "a", "max_tokens": 400}
     whole = Completion.model_validate_json(await asked(http, "/v1/completions", **body), strict=True)
-    streamed = events(await asked(http, "/v1/completions", **body, stream=True))
+    streamed = events_of(await asked(http, "/v1/completions", **body, stream=True))
     # OpenAI has no type of its own for chunks, in which the reason is null before the end.
     texts = [json.loads(each)["choices"][0]["text"] for each in streamed]
     assert "".join(texts) == whole.choices[0].text
@@ -76,7 +70,7 @@ async def test_completions(http: httpx.AsyncClient) -> None:
 async def test_responses(http: httpx.AsyncClient) -> None:
     body = {"input": "Hm?", "tools": [{"type": "function", **FUNCTION}]}
     whole = Response.model_validate_json(await asked(http, "/v1/responses", **body), strict=True)
-    streamed = events(await asked(http, "/v1/responses", **body, stream=True))
+    streamed = events_of(await asked(http, "/v1/responses", **body, stream=True))
     adapter: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
     found = [adapter.validate_json(each, strict=True) for each in streamed]
     last: Any = found[-1]

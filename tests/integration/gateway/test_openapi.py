@@ -12,7 +12,7 @@ from outrider.errors import Unavailable
 
 from docs import http_reference
 from docs.http_reference import SCHEMAS, STREAMED, WHOLE
-from tests.integration.gateway.conftest import Says
+from tests.integration.gateway.conftest import Says, events_of
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, echoing, refusing
 
 DOCUMENT = http_reference.openapi()
@@ -38,9 +38,8 @@ def router() -> ScriptedRouter:
 async def events(client: httpx.AsyncClient, path: str, body: Any) -> list[Any]:
     answer = await client.post(path, json={"model": MODEL, "stream": True, **body})
     assert answer.status_code == 200, answer.text
-    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert ("[DONE]" in lines) is (path not in (RESPONSES, MESSAGES))
-    return [json.loads(line) for line in lines if line != "[DONE]"]
+    assert answer.text.endswith("data: [DONE]\n\n") is (path not in (RESPONSES, MESSAGES))
+    return list(map(json.loads, events_of(answer.text)))
 
 
 ECHO = ""
@@ -111,7 +110,7 @@ async def test_an_error_in_mid_stream_is_as_described(
 ) -> None:
     router.script = refusing(Unavailable("all targets are gone", reason="NO_TARGET"), after=2)
     answer = await http.post(path, json={"model": MODEL, "stream": True, **body})
-    last = json.loads([line for line in answer.text.splitlines() if line.startswith("data: {")][-1][6:])
+    last = json.loads(events_of(answer.text)[-1])
     assert "all targets are gone" in str(last)
     assert wrong_with("Error" if path == CHAT else STREAMED[path], last) == []
 

@@ -17,7 +17,7 @@ from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import generation_pb2, router_pb2, tenants_pb2
 
-from tests.integration.gateway.conftest import Stub
+from tests.integration.gateway.conftest import Stub, events_of
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, saying
 from tests.redis_server import EmbeddedServer
 
@@ -55,12 +55,11 @@ async def body_of(http: httpx.AsyncClient, path: str) -> bytes:
 async def test_a_stream_over_http_is_whole_frames_of_its_events(http: httpx.AsyncClient, path: str) -> None:
     body = await body_of(http, path)
     assert len(body) % FRAME_BYTES == 0
-    lines = [line.removeprefix("data: ") for line in body.decode().split("\n") if line.startswith("data: ")]
-    events = [json.loads(line) for line in lines if line != "[DONE]"]
+    events = list(map(json.loads, events_of(body.decode())))
     if path == "/v1/responses":
         assert events[-1]["response"]["output"][0]["content"][0]["text"] == TEXT
     else:
-        assert lines[-1] == "[DONE]"
+        assert body.rpartition(b"data: ")[2].startswith(b"[DONE]")
         choices = [choice for each in events for choice in each["choices"]]
         assert "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices) == TEXT
 

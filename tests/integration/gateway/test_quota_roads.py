@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -19,7 +18,7 @@ from outrider.rpc.access.roles import bearer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, tenants_pb2
 
-from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.conftest import OpenGateway, add_key
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, echo, routing, saying
 from tests.redis_server import EmbeddedServer
 
@@ -144,9 +143,7 @@ async def serve(
         server = stack.enter_context(EmbeddedServer.start(tmp_path / "r"))
         store = await stack.enter_async_context(MetadataStore.connect(server.url))
         await store.tenants.put([tenants_pb2.Tenant(name="acme", quota=quota)], by="test")
-        digest = hashlib.sha256(b"key").digest()
-        key = tenants_pb2.ApiKey(id="k", tenant="acme", digest=digest, scopes=[tenants_pb2.KEY_SCOPE_INFER])
-        await store.tenants.add_key(key, by="test")
+        await add_key(store, "key")
 
         async def opened() -> tuple[Client, Meter]:
             meter = Meter()
