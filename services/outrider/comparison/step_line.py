@@ -58,12 +58,16 @@ def quiet_clock(engine: Engine) -> Clock:
 
 
 def measure_steps(engine: Engine, streams: Sequence[int], context: int) -> StepLine:
-    """Steps of up to max(streams) sequences with `context` tokens each."""
+    """Steps of up to max(streams) sequences with `context` tokens each, or as many as the KV cache holds of them."""
     counts = sorted({*(1 << n for n in range(max(streams).bit_length()) if 1 << n <= max(streams)), *streams})
     sequences: list[EngineSequence] = []
     decoding = {}
     for count in counts:
-        sequences += [_prefilled(engine, context) for _ in range(count - len(sequences))]
+        held = engine.info.num_blocks // count * engine.info.block_size - max(_ROWS)
+        length = max(1, min(context, held))
+        for sequence in sequences:
+            engine.kv.rewind(sequence, length)
+        sequences += [_prefilled(engine, length) for _ in range(count - len(sequences))]
         decoding[count] = tuple((count * rows, _step_s(engine, sequences, rows)) for rows in _ROWS)
     for sequence in sequences:
         engine.kv.close(sequence)

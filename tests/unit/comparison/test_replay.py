@@ -151,8 +151,11 @@ def test_the_time_of_a_step_lies_on_the_line_through_what_was_measured(
     assert LINE.seconds(sequences, rows, 5) == pytest.approx(expected + 0.5)
 
 
-def test_measuring_steps_gives_back_every_block(target: Engine) -> None:
-    line = measure_steps(target, (1, 3), context=20)
-    assert sorted(line.decoding) == [1, 2, 3]
+@pytest.mark.parametrize(("streams", "context"), [(3, 20), (9, 500)])
+def test_measuring_steps_takes_no_more_blocks_than_there_are_and_gives_back_all(
+    target: Engine, streams: int, context: int
+) -> None:
+    line = measure_steps(target, (1, streams), context)
+    assert sorted(line.decoding) == sorted({1, 2, streams} | {4, 8} & set(range(streams)))
     assert all(seconds > 0 for points in line.decoding.values() for _, seconds in points)
     assert target.kv.num_free_blocks == target.info.num_blocks
