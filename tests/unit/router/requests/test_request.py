@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from outrider.limits import MAX_DRAFT_TOKENS
 from outrider.limits import MAX_DURATION_US as MAX_US
 from outrider.protocol.sequences import opening_for_target
 from outrider.rpc.v1 import router_pb2 as router
@@ -56,6 +57,7 @@ def test_positions_strictly_increase_over_commits() -> None:
         commit(3, [4], num_drafted=1, num_verified=2),
         commit(3, [4], num_drafted=2, num_verified=1, num_accepted=2),
         commit(3, [4], num_drafted=2, num_verified=2, num_accepted=2),
+        commit(3, [4], num_drafted=MAX_DRAFT_TOKENS + 1),
         commit(3, [4], finish_reason=77),
         # What a trace would keep of it.
         commit(3, [4], num_drafted=1, chances=b"123"),
