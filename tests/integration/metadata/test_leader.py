@@ -9,16 +9,13 @@ from pathlib import Path
 import pytest
 import redis
 from outrider.metadata import MetadataStore
-from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.leader import LeaderLease
 from outrider.rpc.v1 import policy_pb2, tenants_pb2
 from outrider.runtime.supervision import background
-from outrider_controller.control.plan.demand import Demand
-from outrider_controller.control.plan.leading import PlanLeader
-from prometheus_client import CollectorRegistry
 
 from tests.integration.gateway.scripted_router import until
 from tests.integration.metadata.conftest import eventually
+from tests.planning import plan_leader
 from tests.redis_server import EmbeddedServer
 
 
@@ -55,8 +52,7 @@ async def test_who_leads_takes_a_higher_epoch_than_anybody_has_seen(store: Metad
 
 
 async def test_a_leader_tells_redis_again_what_operators_have_said(store: MetadataStore, raw: redis.Redis) -> None:
-    async with EventWriter(store).running() as events:
-        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()))
+    async with plan_leader(store) as leader:
         off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF, by="operator")
         await store.plans.set_override("acme", off)
         await leader.tick()
@@ -68,8 +64,7 @@ async def test_a_leader_tells_redis_again_what_operators_have_said(store: Metada
 async def test_what_operators_have_set_survives_a_memory_that_is_lost_while_it_is_read(
     store: MetadataStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with EventWriter(store).running() as events:
-        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()))
+    async with plan_leader(store) as leader:
         off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF, by="operator")
         await store.plans.set_override("acme", off)
         await leader.tick()
@@ -92,8 +87,7 @@ async def test_who_leads_hears_at_once_of_what_is_set_at_another_control_plane(
 ) -> None:
     monkeypatch.setattr("outrider_controller.control.plan.leading._TICK_S", 600.0)
     off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF)
-    async with EventWriter(store).running() as events:
-        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()))
+    async with plan_leader(store) as leader:
 
         async def leads() -> bool:
             return leader.epoch > 0
@@ -123,8 +117,7 @@ async def test_who_leads_plans_on_while_redis_is_away_and_logs_that_once(
     monkeypatch.setattr("outrider_controller.control.plan.leading._TICK_S", 0.1)
     now_s = [1e9]
     with EmbeddedServer.start(tmp_path / "redis") as server:
-        async with MetadataStore.connect(server.url) as store, EventWriter(store).running() as events:
-            leader = PlanLeader("a", store, events, Demand(CollectorRegistry()), clock=lambda: now_s[0])
+        async with MetadataStore.connect(server.url) as store, plan_leader(store, clock=lambda: now_s[0]) as leader:
             await store.tenants.put([tenants_pb2.Tenant(name="gone")], by="test")
             await leader.tick()
             await store.tenants.delete("gone", by="test")

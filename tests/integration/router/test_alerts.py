@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 
-from outrider.metadata.event_writer import EventWriter
 from outrider.rpc.v1 import policy_pb2
 from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
 from outrider_controller.control.alerts.report import AlertMetrics
-from outrider_controller.control.plan.demand import Demand
-from outrider_controller.control.plan.leading import PlanLeader
 from outrider_controller.plan_messages import evidence_to_proto
 from prometheus_client import CollectorRegistry
 
 from tests.integration.router.conftest import Fleet
+from tests.planning import plan_leader
 
 DRAFT = "simulated-draft@1/model"
 
@@ -25,8 +23,7 @@ async def test_what_routers_tell_becomes_an_event_and_a_metric_and_ends_with_the
     seen = evidence_to_proto(
         EvidenceKey("acme", "m", DRAFT), Evidence(rounds=20, tokens=120, verified=100, accepted=100)
     )
-    async with EventWriter(fleet.store).running() as events:
-        leader = PlanLeader("a", fleet.store, events, Demand(CollectorRegistry()), lambda: now_s[0])
+    async with plan_leader(fleet.store, clock=lambda: now_s[0]) as leader:
         AlertMetrics(registry, lambda: leader.announcements.alerts.active)
         await leader.tick()
         follower = leader.follow()

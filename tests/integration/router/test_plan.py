@@ -9,21 +9,18 @@ from typing import Any
 import grpc
 import pytest
 import redis
-from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.leader import LeaderLease
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, policy_pb2, router_pb2, tenants_pb2
 from outrider.runtime.supervision import stop
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
-from outrider_controller.control.plan.demand import Demand
-from outrider_controller.control.plan.leading import PlanLeader
 from outrider_controller.router.process import RunningRouter
-from prometheus_client import CollectorRegistry
 
 from tests.fakes import FakeDraft, serving_draft
 from tests.integration.gateway.scripted_router import until
 from tests.integration.router.conftest import control_plane
+from tests.planning import plan_leader
 
 ON, OFF, AUTO = (
     tenants_pb2.SPECULATION_SETTING_ON,
@@ -241,9 +238,8 @@ async def test_the_first_request_on_a_new_router_and_after_a_drafts_restart_is_i
 
 
 async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> None:
-    async with EventWriter(fleet.store).running() as events:
-        store, demand = fleet.store, Demand(CollectorRegistry())
-        first, second = PlanLeader("a", store, events, demand), PlanLeader("b", store, events, demand)
+    store = fleet.store
+    async with plan_leader(store, "a") as first, plan_leader(store, "b") as second:
         await first.tick()
         await second.tick()
         assert (first.epoch, second.epoch) == (1, 0)
@@ -266,15 +262,13 @@ async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> No
 
 
 async def test_a_leader_that_leaves_gives_up_its_lease_and_lets_its_routers_go(fleet: Any) -> None:
-    async with EventWriter(fleet.store).running() as events:
-        store = fleet.store
-        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()))
+    async with plan_leader(fleet.store) as leader:
         await leader.tick()
         follower, leading = leader.follow(), asyncio.create_task(leader.run())
         await asyncio.sleep(0)
         await stop(leading)
         assert (leader.epoch, follower.over) == (0, True)
-        assert await store.plans.lease("b").hold() == 2
+        assert await fleet.store.plans.lease("b").hold() == 2
 
 
 async def test_of_a_deleted_tenant_nothing_is_planned_and_a_namesake_begins_as_everybody(fleet: Any) -> None:
@@ -325,9 +319,7 @@ async def test_a_tenant_that_is_deleted_while_settings_are_read_is_not_planned_a
     store, now_s = fleet.store, [100.0]
     await store.tenants.put([tenants_pb2.Tenant(name="t")], by="test")
     await store.plans.set_override("t", tenants_pb2.SpeculationOverride(setting=OFF))
-    async with EventWriter(store).running() as events:
-        demand = Demand(CollectorRegistry())
-        leader = PlanLeader("a", store, events, demand, clock=lambda: now_s[0])
+    async with plan_leader(store, clock=lambda: now_s[0]) as leader:
 
         async def tick(after_s: float) -> None:
             now_s[0] += after_s
@@ -358,9 +350,8 @@ async def test_a_tenant_that_is_deleted_while_settings_are_read_is_not_planned_a
 
 
 async def test_a_clock_that_is_set_back_stops_no_plan(fleet: Any) -> None:
-    store, now_s = fleet.store, [1e9]
-    async with EventWriter(store).running() as events:
-        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()), clock=lambda: now_s[0])
+    now_s = [1e9]
+    async with plan_leader(fleet.store, clock=lambda: now_s[0]) as leader:
         await leader.tick()
         seen = policy_pb2.DraftEvidence(tenant="t", target=MODEL, draft="d", rounds=9, verified=9)
         report = policy_pb2.FollowRequest(targets=[policy_pb2.TargetReport(model=MODEL, drafts=["d"])], evidence=[seen])
@@ -379,9 +370,8 @@ async def test_a_leader_gives_way_when_only_it_is_cut_off_from_the_store(
     async def away(lease: LeaderLease) -> None:
         return None
 
-    async with EventWriter(fleet.store).running() as events:
-        store, now_s = fleet.store, [100.0]
-        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()))
+    now_s = [100.0]
+    async with plan_leader(fleet.store) as leader:
         monkeypatch.setattr(leader._lease, "_clock", lambda: now_s[0])
         await leader.tick()
         follower = leader.follow()

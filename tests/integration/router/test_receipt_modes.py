@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner
 from outrider.gateway.config import GatewayConfig, GatewayLimits
 from outrider.gateway.server import RunningGateway, running
-from outrider.protocol.receipts import ReceiptKey, checked
+from outrider.protocol.receipts import checked
 from outrider.rpc.v1 import generation_pb2, receipt_pb2, router_pb2
-from outrider_controller.cli.ask.verify import first_difference, verify
+from outrider_controller.cli.ask.verify import first_difference
 from outrider_controller.cli.client import Gateway, GatewayAnswer
 
+from tests.integration.router.test_receipts import KEY, gateway
+from tests.integration.router.test_receipts import verified as verified_at
+
+__all__ = ["gateway"]
+
 Json = dict[str, Any]
-KEY = ReceiptKey.make()
 PROMPT = "Why is the sky blue?"
 SAMPLINGS: dict[str, Json] = {
     "greedy": {"temperature": 0},
@@ -54,18 +55,8 @@ ROUTES: dict[str, tuple[Json, str, list[str]]] = {
 LACKS = {"/v1/completions": {"prediction"}, "/v1/responses": {"n", "response_format", "prediction", "stop"}}
 
 
-@pytest.fixture
-async def gateway(real_fleet: Any) -> AsyncIterator[RunningGateway]:
-    listen = {"listen_grpc": "127.0.0.1:0", "listen_http": "127.0.0.1:0"}
-    async with running(GatewayConfig(**listen, routers=(real_fleet.router.address,), receipt_key=KEY)) as started:
-        yield started
-
-
 async def verified(gateway: RunningGateway, receipt: str, prompt: str, *more: str) -> str:
-    """What the command says; its error if it fails."""
-    arguments = [receipt, "--gateway", gateway.grpc_address, "--prompt", prompt, *more]
-    result = await asyncio.to_thread(CliRunner().invoke, verify, arguments)
-    return str(result.exception) if result.exit_code else result.output
+    return await verified_at(gateway.grpc_address, receipt, prompt, None, *more)
 
 
 async def asked(gateway: RunningGateway, route: str, body: Json) -> list[tuple[str, str]]:

@@ -38,7 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-async def gateway(real_fleet: Any, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+async def gateway(real_fleet: Any) -> AsyncIterator[RunningGateway]:
     config = GatewayConfig(
         listen_grpc="127.0.0.1:0",
         listen_http="127.0.0.1:0",

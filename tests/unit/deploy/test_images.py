@@ -7,28 +7,22 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from outrider.draft.config import parse_arguments as parse_draft
-from outrider.gateway.config import parse_arguments as parse_gateway
-from outrider.target.config import parse_arguments as parse_target
 from outrider_controller.config import ControllerConfig
-from outrider_controller.config import parse_arguments as parse_controller
 
 from tests.unit.deploy.chart import DEPLOY, containers, pod_specs, rendered
+from tests.unit.deploy.processes import PARSERS
 
 ROOT = DEPLOY.parent
 FILE = DEPLOY / "images/Dockerfile"
-PARSERS: dict[str, Callable[[list[str]], Any]] = {
-    "target": parse_target,
-    "draft": parse_draft,
-    "gateway": parse_gateway,
-    "controller": parse_controller,
+MODULES = {
+    "target": "outrider.target",
+    "draft": "outrider.draft",
+    "gateway": "outrider.gateway",
+    "controller": "outrider_controller",
 }
-ROLES = set(PARSERS)
 
 
 def stages() -> dict[str, str]:
@@ -47,8 +41,8 @@ def test_hadolint_finds_nothing() -> None:
 
 
 def test_each_role_of_the_chart_has_a_target_that_starts_the_same_process_as_the_same_user() -> None:
-    started = {one["name"]: one["command"] for one in containers(rendered({})) if one["name"] in ROLES}
-    assert started.keys() == ROLES <= stages().keys()
+    started = {one["name"]: one["command"] for one in containers(rendered({})) if one["name"] in MODULES}
+    assert started.keys() == MODULES.keys() <= stages().keys()
     users = {spec["securityContext"]["runAsUser"] for _, spec in pod_specs(rendered({}))}
     for role, command in started.items():
         entry = ", ".join(f'"{word}"' for word in command)
@@ -59,7 +53,7 @@ def test_each_role_of_the_chart_has_a_target_that_starts_the_same_process_as_the
 
 def test_ports_that_images_expose_are_those_of_the_pods() -> None:
     for container in containers(rendered({})):
-        if container["name"] in ROLES:
+        if container["name"] in MODULES:
             ports = {str(port["containerPort"]) for port in container["ports"]}
             assert set(re.findall(r"^EXPOSE (.+)$", stages()[container["name"]], re.MULTILINE)[0].split()) == ports
 
@@ -67,12 +61,12 @@ def test_ports_that_images_expose_are_those_of_the_pods() -> None:
 def test_what_asks_an_image_for_its_health_asks_the_port_that_its_process_listens_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for role, parse in PARSERS.items():
+    for role, module in MODULES.items():
         with monkeypatch.context() as patch:
             for name, value in re.findall(r"(OUTRIDER_\w+)=(\S+)", stages()[role]):
                 patch.setenv(name, value)
             needed = ["--model", "m", "--listen", "127.0.0.1:0"] if role in ("target", "draft") else []
-            config = parse([*needed, "--metadata", "redis://redis:6379"])
+            config = PARSERS[module]([*needed, "--metadata", "redis://redis:6379"])
         listen = config.controls()[0].ops_listen if isinstance(config, ControllerConfig) else config.ops_listen
         asked = re.findall(r"HEALTHCHECK .*http://127\.0\.0\.1:(\d+)/livez", stages()[role])
         assert [listen.rpartition(":")[2]] == asked
