@@ -16,7 +16,6 @@ from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetSt
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.request.checks import Request
 from outrider_controller.router.speculation.policy import Policy
 
 from tests.unit.router.made_requests import a_request
@@ -28,54 +27,41 @@ ALL = ((VERSION, 1.0),)
 AUTO, ON, OFF = router.SPECULATION_MODE_AUTO, router.SPECULATION_MODE_ON, router.SPECULATION_MODE_OFF
 
 
-def allowed(request: Request, decision: Decision) -> tuple[int, bool]:
-    """Drafted tokens, and whether it always drafts."""
-    policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
-    allowance = policy.allowance(request)
-    return allowance.max_draft_tokens, allowance.always_draft
+def deciding(decision: Decision, **config: int) -> Policy:
+    """For the tenant of requests here."""
+    return Policy(PolicyConfig(**config), decisions={Cell("t", "m"): decision})
+
+
+COSTS = Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),))
+FORBIDDEN = Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(TenantSetting.OFF))
+AT_MOST_TWO = Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON, max_draft_tokens=2))
 
 
 @pytest.mark.parametrize(
-    ("client", "decision", "tokens", "always"),
+    ("client", "decision", "tokens", "always", "own"),
     [
-        (AUTO, Decision(Mode.ON, Reason.SAVES, ALL), 5, False),
-        (OFF, Decision(Mode.ON, Reason.SAVES, ALL), 0, False),
-        (OFF, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON)), 0, True),
-        (AUTO, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 0, False),
-        (ON, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 5, True),
-        (ON, Decision(Mode.TRY, Reason.COSTS, (), TenantPolicy(on_counts_as_auto=True)), 0, False),
-        (AUTO, Decision(Mode.OFF, Reason.LOAD), 0, False),
-        (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(TenantSetting.OFF)), 0, False),
-        (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON, max_draft_tokens=2)), 2, True),
+        (AUTO, Decision(Mode.ON, Reason.SAVES, ALL), 5, False, MAX_DRAFT_TOKENS),
+        (OFF, Decision(Mode.ON, Reason.SAVES, ALL), 0, False, 0),
+        (OFF, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON)), 0, True, 0),
+        # What a draft worker saves or costs says nothing of what the target looks up.
+        (AUTO, COSTS, 0, False, MAX_DRAFT_TOKENS),
+        (ON, COSTS, 5, True, MAX_DRAFT_TOKENS),
+        (ON, Decision(Mode.TRY, Reason.COSTS, (), TenantPolicy(on_counts_as_auto=True)), 0, False, MAX_DRAFT_TOKENS),
+        (AUTO, Decision(Mode.OFF, Reason.LOAD), 0, False, MAX_DRAFT_TOKENS),
+        (ON, FORBIDDEN, 0, False, 0),
+        (AUTO, AT_MOST_TWO, 2, True, 2),
         # A draft may have come since: what is expected of it counts.
-        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=0.3), 5, False),
-        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), 0, False),
-        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, (), TenantPolicy(TenantSetting.OFF), saving=0.3), 0, False),
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=0.3), 5, False, MAX_DRAFT_TOKENS),
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), 0, False, MAX_DRAFT_TOKENS),
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, (), TenantPolicy(TenantSetting.OFF), saving=0.3), 0, False, 0),
     ],
 )
 def test_a_request_gets_the_least_of_what_client_operator_and_plan_allow(
-    client: router.SpeculationMode.ValueType, decision: Decision, tokens: int, always: bool
+    client: router.SpeculationMode.ValueType, decision: Decision, tokens: int, always: bool, own: int
 ) -> None:
-    assert allowed(a_request(choice=client), decision) == (tokens, always)
-
-
-@pytest.mark.parametrize(
-    ("client", "decision", "tokens"),
-    [
-        (AUTO, Decision(Mode.ON, Reason.SAVES, ALL), MAX_DRAFT_TOKENS),
-        # What a draft worker saves or costs says nothing of what the target looks up.
-        (AUTO, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), MAX_DRAFT_TOKENS),
-        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), MAX_DRAFT_TOKENS),
-        (OFF, Decision(Mode.ON, Reason.SAVES, ALL), 0),
-        (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(TenantSetting.OFF)), 0),
-        (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON, max_draft_tokens=2)), 2),
-    ],
-)
-def test_a_target_drafts_itself_unless_client_or_operator_forbid_drafts(
-    client: router.SpeculationMode.ValueType, decision: Decision, tokens: int
-) -> None:
-    policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
-    assert policy.allowance(a_request(choice=client)).max_own_draft_tokens == tokens
+    """Of a draft worker; of the target's own drafts all, unless client or operator forbid drafts."""
+    found = deciding(decision).allowance(a_request(choice=client))
+    assert (found.max_draft_tokens, found.always_draft, found.max_own_draft_tokens) == (tokens, always, own)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +71,7 @@ def test_the_bounds_of_client_operator_and_router_all_hold(
     asked: int | None, operator: int | None, tokens: int
 ) -> None:
     decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(max_draft_tokens=operator))
-    assert allowed(a_request(max_draft_tokens=asked), decision)[0] == tokens
+    assert deciding(decision).allowance(a_request(max_draft_tokens=asked)).max_draft_tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -96,8 +82,7 @@ def test_a_routers_bound_on_draft_workers_is_none_on_what_the_target_drafts_unle
     router_s: int, asked: int | None, operator: int | None, tokens: int
 ) -> None:
     decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(max_draft_tokens=operator))
-    policy = Policy(PolicyConfig(max_draft_tokens=router_s), decisions={Cell("t", "m"): decision})
-    found = policy.allowance(a_request(max_draft_tokens=asked))
+    found = deciding(decision, max_draft_tokens=router_s).allowance(a_request(max_draft_tokens=asked))
     assert (found.max_own_draft_tokens, found.max_draft_tokens) == (tokens, min(router_s, tokens))
 
 
@@ -235,23 +220,23 @@ def test_the_last_plan_holds_for_six_seconds_and_is_gone_on_from_then() -> None:
     assert policy.decision("t", "m").mode is Mode.ON
 
 
-def test_an_operators_word_expires_without_the_control_plane_too() -> None:
-    word = TenantPolicy(TenantSetting.OFF, until_s=20.0)
-    policy = led({Cell("t", "m"): Decision(Mode.OFF, Reason.OPERATOR_OFF, policy=word, saving=0.5)}, 0.5)
+@pytest.mark.parametrize(
+    ("mode", "word", "until", "then"),
+    [
+        (Mode.OFF, TenantPolicy(TenantSetting.OFF, until_s=20.0), 0, 5),
+        (Mode.ON, TenantPolicy(until_s=20.0, override_draft_tokens=2, max_draft_tokens=4), 2, 4),
+    ],
+)
+def test_an_operators_word_expires_without_the_control_plane_too(
+    mode: Mode, word: TenantPolicy, until: int, then: int
+) -> None:
+    decision = Decision(mode, Reason.SAVES if mode is Mode.ON else Reason.OPERATOR_OFF, ALL, word, saving=0.5)
+    policy = led({Cell("t", "m"): decision}, 0.5)
     for second in range(20):
         policy.replan(FLEET, float(second))
-        assert policy.allowance(a_request()).max_draft_tokens == 0
+        assert policy.allowance(a_request()).max_draft_tokens == until
     policy.replan(FLEET, 20.0)
-    assert policy.allowance(a_request()).max_draft_tokens == 5
-
-
-def test_an_operators_cap_expires_without_the_control_plane_too() -> None:
-    word = TenantPolicy(until_s=20.0, override_draft_tokens=2, max_draft_tokens=4)
-    policy = led({Cell("t", "m"): Decision(Mode.ON, Reason.SAVES, ALL, policy=word, saving=0.5)}, 0.5)
-    policy.replan(FLEET, 19.0)
-    assert policy.allowance(a_request()).max_draft_tokens == 2
-    policy.replan(FLEET, 20.0)
-    assert policy.allowance(a_request()).max_draft_tokens == 4
+    assert policy.allowance(a_request()).max_draft_tokens == then
 
 
 def test_a_decision_for_anybody_holds_for_tenants_without_one_of_their_own() -> None:
@@ -277,5 +262,4 @@ def test_a_client_is_told_where_its_on_counts_as_auto(
     client: router.SpeculationMode.ValueType, as_auto: bool, counts: bool
 ) -> None:
     decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(on_counts_as_auto=as_auto))
-    policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
-    assert policy.counts_on_as_auto(a_request(choice=client)) is counts
+    assert deciding(decision).counts_on_as_auto(a_request(choice=client)) is counts
