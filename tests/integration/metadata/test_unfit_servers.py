@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ from tests.certificates import Cluster
 from tests.integration.gateway.scripted_router import until
 from tests.integration.metadata.test_access import before, server
 from tests.ports import free_port
+
+Start = Callable[[Path], AbstractContextManager[str]]
+"""Starts a server in a directory; its URL."""
 
 
 @contextmanager
@@ -47,18 +51,6 @@ def of_a_cluster(directory: Path, nodes: int) -> Iterator[str]:
 
 
 @contextmanager
-def one_node(directory: Path) -> Iterator[str]:
-    with of_a_cluster(directory, 1) as url:
-        yield url
-
-
-@contextmanager
-def three_nodes(directory: Path) -> Iterator[str]:
-    with of_a_cluster(directory, 3) as url:
-        yield url
-
-
-@contextmanager
 def sentinel(directory: Path) -> Iterator[str]:
     directory.mkdir(parents=True)
     port, configuration = free_port(), directory / "sentinel.conf"
@@ -75,71 +67,52 @@ def replica(directory: Path) -> Iterator[str]:
         yield f"redis://127.0.0.1:{stack.enter_context(redis_with(directory / 'replica', *options))}"
 
 
-@contextmanager
-def no_such_database(directory: Path) -> Iterator[str]:
-    with redis_with(directory) as port:
-        yield f"redis://127.0.0.1:{port}/99"
+def redis_at(url: str, *arguments: str) -> Start:
+    """One with these arguments and this URL."""
+
+    @contextmanager
+    def start(directory: Path) -> Iterator[str]:
+        with redis_with(directory, *arguments) as port:
+            yield url.format(port=port)
+
+    return start
 
 
-@contextmanager
-def wrong_password(directory: Path) -> Iterator[str]:
-    with redis_with(directory, "--requirepass", "right") as port:
-        yield f"redis://:wrong@127.0.0.1:{port}"
+def with_user(name: str, rights: str) -> Start:
+    """One that is asked as this user, whose password is its name."""
+
+    @contextmanager
+    def start(directory: Path) -> Iterator[str]:
+        directory.mkdir(parents=True)
+        (directory / "users.acl").write_text(users({}) + f"user {name} on >{name} {rights}\n")
+        with redis_with(directory, "--aclfile", str(directory / "users.acl")) as port:
+            yield f"redis://{name}:{name}@127.0.0.1:{port}"
+
+    return start
 
 
-@contextmanager
-def no_password(directory: Path) -> Iterator[str]:
-    with redis_with(directory, "--requirepass", "right") as port:
-        yield f"redis://127.0.0.1:{port}"
-
-
-@contextmanager
-def no_rights(directory: Path) -> Iterator[str]:
-    directory.mkdir(parents=True)
-    (directory / "users.acl").write_text(users({}) + "user weak on >weak ~* resetchannels -@all +ping +get\n")
-    with redis_with(directory, "--aclfile", str(directory / "users.acl")) as port:
-        yield f"redis://weak:weak@127.0.0.1:{port}"
-
-
-@contextmanager
-def other_keys(directory: Path) -> Iterator[str]:
-    directory.mkdir(parents=True)
-    (directory / "users.acl").write_text(users({}) + "user other on >other ~other:* resetchannels +@all\n")
-    with redis_with(directory, "--aclfile", str(directory / "users.acl")) as port:
-        yield f"redis://other:other@127.0.0.1:{port}"
-
-
-@contextmanager
-def without_tls(directory: Path) -> Iterator[str]:
-    with redis_with(directory) as port:
-        yield f"rediss://127.0.0.1:{port}"
-
-
-@contextmanager
-def evicting(directory: Path) -> Iterator[str]:
-    with redis_with(directory, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru") as port:
-        yield f"redis://127.0.0.1:{port}"
-
-
-@contextmanager
-def full(directory: Path) -> Iterator[str]:
-    with redis_with(directory, "--maxmemory", "1") as port:
-        yield f"redis://127.0.0.1:{port}"
-
-
-UNFIT: dict[str, tuple[Callable[[Path], object], str, bool]] = {
-    "a cluster of one": (one_node, "cluster mode", True),
-    "a cluster of three": (three_nodes, "cluster mode", True),
+_HERE = "redis://127.0.0.1:{port}"
+UNFIT: dict[str, tuple[Start, str, bool]] = {
+    "a cluster of one": (partial(of_a_cluster, nodes=1), "cluster mode", True),
+    "a cluster of three": (partial(of_a_cluster, nodes=3), "cluster mode", True),
     "a Sentinel": (sentinel, "is a Sentinel", True),
     "a replica": (replica, "read-only replica", False),
-    "no such database": (no_such_database, "database", True),
-    "a wrong password": (wrong_password, "refuses the user or the password", True),
-    "no password": (no_password, "wants a login", True),
-    "no rights": (no_rights, "lacks rights", False),
-    "rights to other keys": (other_keys, "lacks rights", False),
-    "no TLS": (without_tls, "speaks no TLS", False),
-    "it evicts": (evicting, "maxmemory-policy is allkeys-lru", False),
-    "it is full": (full, "memory is full", False),
+    "no such database": (redis_at(f"{_HERE}/99"), "database", True),
+    "a wrong password": (
+        redis_at("redis://:wrong@127.0.0.1:{port}", "--requirepass", "right"),
+        "refuses the user or the password",
+        True,
+    ),
+    "no password": (redis_at(_HERE, "--requirepass", "right"), "wants a login", True),
+    "no rights": (with_user("weak", "~* resetchannels -@all +ping +get"), "lacks rights", False),
+    "rights to other keys": (with_user("other", "~other:* resetchannels +@all"), "lacks rights", False),
+    "no TLS": (redis_at("rediss://127.0.0.1:{port}"), "speaks no TLS", False),
+    "it evicts": (
+        redis_at(_HERE, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"),
+        "maxmemory-policy is allkeys-lru",
+        False,
+    ),
+    "it is full": (redis_at(_HERE, "--maxmemory", "1"), "memory is full", False),
 }
 """What it is → how to start it, what is said, and whether a program ends with that."""
 
@@ -149,7 +122,7 @@ async def test_what_is_wrong_with_a_server_is_said_in_words(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     start, said, lasting = UNFIT[name]
-    with start(tmp_path / "r") as url:  # type: ignore[attr-defined]
+    with start(tmp_path / "r") as url:
         async with MetadataStore.connect(url, call_timeout_s=2.0) as store:
             with caplog.at_level(logging.WARNING):
                 problem = await store.problem()
@@ -211,7 +184,7 @@ def test_every_program_ends_with_one_line_where_waiting_does_not_help(program: s
     """Prints how long each takes: python's start is most of it."""
     for name in _LASTING:
         start, said, _ = UNFIT[name]
-        with start(tmp_path / name.replace(" ", "-")) as url:  # type: ignore[attr-defined]
+        with start(tmp_path / name.replace(" ", "-")) as url:
             begun_s = time.monotonic()
             command = [sys.executable, "-m", *_PROGRAMS[program]]
             environment = {"OUTRIDER_METADATA": url, "OUTRIDER_UP_METADATA_URL": url, "HOME": str(tmp_path)}

@@ -170,6 +170,15 @@ async def trace_of(router: Any, request_id: str) -> list[trace_pb2.RequestTrace]
         return list((await trace_pb2_grpc.TraceServiceStub(channel).GetTrace(asked)).traces)
 
 
+@asynccontextmanager
+async def attaching(router: Any, info: worker_pb2.WorkerInfo) -> AsyncIterator[Any]:
+    """The call of a server that says what a test writes into it."""
+    async with create_channel(router.address) as channel:
+        call = attach_pb2_grpc.AttachServiceStub(channel).Attach()
+        await call.write(attach_pb2.AttachRequest(info=info))
+        yield call
+
+
 async def test_drafts_trace_and_bill_are_as_with_a_target(fleet: Any) -> None:
     draft = await fleet.draft()
     router = await fleet.start()
@@ -249,10 +258,7 @@ async def test_who_lies_with_a_targets_token_adds_nothing_to_the_bill_of_a_tenan
     await fleet.ask(fleet.request(tenant="quiet", max_new_tokens=8))
     [before] = [replace(one) for one in router.dispatcher.usage.sums.values()]
     known = [*router.dispatcher.table._closed]
-    async with create_channel(router.address) as channel:
-        call = attach_pb2_grpc.AttachServiceStub(channel).Attach()
-        info = fake_info(worker_pb2.WORKER_ROLE_TARGET, worker_id="target-liar")
-        await call.write(attach_pb2.AttachRequest(info=info))
+    async with attaching(router, fake_info(worker_pb2.WORKER_ROLE_TARGET, worker_id="target-liar")) as call:
         await call.initial_metadata()
         opens = [
             sequence_pb2.OpenSequence(
@@ -279,34 +285,13 @@ async def test_who_lies_with_a_targets_token_adds_nothing_to_the_bill_of_a_tenan
     assert honest.info.worker_id not in name
 
 
-@pytest.mark.parametrize("worker_id", ["", "ü"])
-async def test_a_server_whose_id_no_lease_can_have_is_refused(fleet: Any, worker_id: str) -> None:
+async def test_a_server_whose_id_no_lease_can_have_is_refused(fleet: Any) -> None:
     router = await fleet.start()
-    async with create_channel(router.address) as channel:
-        call = attach_pb2_grpc.AttachServiceStub(channel).Attach()
-        info = fake_info(worker_pb2.WORKER_ROLE_TARGET, worker_id="x", attached=True)
-        info.worker_id = worker_id
-        await call.write(attach_pb2.AttachRequest(info=info))
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "worker_id" in await call.details()
-
-
-async def test_more_servers_than_there_is_room_for_are_refused_and_one_that_is_back_is_not(
-    fleet: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outrider_controller.router.requests.attaching.MAX_SERVERS", 1)
-    router = await fleet.start()
-    first, second = (fake_info(worker_pb2.WORKER_ROLE_TARGET, attached=True) for _ in range(2))
-    async with create_channel(router.address) as channel:
-        calls = []
-        for info, code in ((first, None), (second, "RESOURCE_EXHAUSTED"), (first, None)):
-            calls.append(attach_pb2_grpc.AttachServiceStub(channel).Attach())
-            await calls[-1].write(attach_pb2.AttachRequest(info=info))
-            await calls[-1].initial_metadata()
-            assert (await calls[-1].code()).name == code if code else not calls[-1].done()
-            assert list(router.dispatcher.fleet.attached) == [first.worker_id]
-        calls[-1].cancel()
-        await eventually(lambda: not router.dispatcher.fleet.attached)
+    for worker_id in ("", "ü"):
+        info = fake_info(worker_pb2.WORKER_ROLE_TARGET, worker_id=worker_id, attached=True)
+        async with attaching(router, info) as call:
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "worker_id" in await call.details()
 
 
 async def test_no_more_is_held_of_what_servers_announce_than_there_is_room_for(
@@ -324,9 +309,7 @@ async def test_no_more_is_held_of_what_servers_announce_than_there_is_room_for(
         commits = [sequence_pb2.Commit(sequence_id=number, base_len=len(PROMPT), token_ids=[7] * size)]
         return attach_pb2.AttachRequest(step=target_pb2.VerifyResponse(commits=commits))
 
-    async with create_channel(router.address) as channel:
-        call = attach_pb2_grpc.AttachServiceStub(channel).Attach()
-        await call.write(attach_pb2.AttachRequest(info=fake_info(worker_pb2.WORKER_ROLE_TARGET, attached=True)))
+    async with attaching(router, fake_info(worker_pb2.WORKER_ROLE_TARGET, attached=True)) as call:
         await call.initial_metadata()
         await call.write(attach_pb2.AttachRequest(opens=opens[:1]))
         await until(lambda: len(table.requests) == 1)

@@ -34,7 +34,7 @@ from tests.unit.deploy.chart import (
     rendered_as_given,
     versions,
 )
-from tests.unit.deploy.policies import Peer, let_in, let_out, pods
+from tests.unit.deploy.policies import ROLE, Peer, let_in, let_out, pods
 from tests.unit.deploy.processes import SECRETS, parsed, processes
 
 
@@ -216,7 +216,7 @@ def test_cert_manager_makes_what_each_role_proves_itself_by() -> None:
     for labels, spec in pod_specs(objects):
         secrets = {volume["secret"]["secretName"] for volume in spec.get("volumes", ()) if "secret" in volume}
         certificates = {name for name in secrets if name.endswith("-tls")}
-        role = labels[_ROLE]
+        role = labels[ROLE]
         ours = {"gateway": {"demo-gateway-tls", "demo-public-tls"}, "redis": set(), "test": set()}
         assert certificates == ours.get(role, {f"demo-{role}-tls"})
         assert "--insecure" not in str(spec["containers"])
@@ -242,7 +242,7 @@ def test_workers_alone_share_a_volume_for_what_they_fetch() -> None:
         for labels, spec in pod_specs(rendered({"cache": values})):
             for volume in spec.get("volumes", ()):
                 if volume["name"] == "cache":
-                    sharing[labels[_ROLE]] = volume.get("persistentVolumeClaim", {}).get("claimName")
+                    sharing[labels[ROLE]] = volume.get("persistentVolumeClaim", {}).get("claimName")
         assert sharing == {"target": name, "draft": name, "gateway": None, "controller": None}
 
 
@@ -357,8 +357,8 @@ def test_every_role_takes_volumes_and_variables_of_the_operators_own(mode: str) 
     }
     pools = {"targets": {"main": own}, "drafts": {"main": own}}
     objects = rendered({**pools, "gateway": own, "controller": {"mode": mode, **own}})
-    pods = [(labels, spec) for labels, spec in pod_specs(objects) if labels[_ROLE] not in ("redis", "test")]
-    assert {labels[_ROLE] for labels, _ in pods} == {"target", "draft", "gateway", "controller"}
+    pods = [(labels, spec) for labels, spec in pod_specs(objects) if labels[ROLE] not in ("redis", "test")]
+    assert {labels[ROLE] for labels, _ in pods} == {"target", "draft", "gateway", "controller"}
     for _, spec in pods:
         assert own["extraVolumes"][0] in spec["volumes"]
         for container in spec["containers"]:
@@ -378,7 +378,7 @@ def test_prometheus_is_sent_to_ports_alone_that_the_pod_itself_is_asked_about(mo
         probes = str([one.get(kind) for one in spec["containers"] for kind in ("startupProbe", "livenessProbe")])
         for port in (port["name"] for one in spec["containers"] for port in one.get("ports", ())):
             if port in scraped:
-                seen.add(labels[_ROLE])
+                seen.add(labels[ROLE])
                 # A pod with a Ray of its own ends with it, and its routers start again within a moment.
                 assert f"'{port}'" in probes or (mode == "ray" and port.startswith("router-ops-"))
     assert seen == {"gateway", "target", "draft"} | (set() if mode in RAY_MODES else {"controller"})
@@ -446,7 +446,7 @@ def test_a_prometheus_in_another_namespace_reaches_what_the_podmonitor_names_and
 
 
 def _containers_of(objects: list[Object], role: str) -> list[Object]:
-    return [one for labels, spec in pod_specs(objects) if labels[_ROLE] == role for one in spec["containers"]]
+    return [one for labels, spec in pod_specs(objects) if labels[ROLE] == role for one in spec["containers"]]
 
 
 @pytest.mark.parametrize("mode", RAY_MODES)
@@ -454,9 +454,6 @@ def test_rays_own_ports_are_below_those_that_a_system_chooses_for_routers(mode: 
     flags = [flag for _, flags in _ray_flags(rendered({"controller": {"mode": mode}})) for flag in flags]
     values = {flag.rpartition("=")[2] for flag in flags if "port=" in flag}
     assert len(values) > 5 and max(map(int, values)) < 32768
-
-
-_ROLE = "app.kubernetes.io/component"
 
 
 def test_the_profile_of_h100s_names_what_it_needs_and_puts_drafts_beside_their_targets() -> None:

@@ -31,9 +31,8 @@ from tests.unit.deploy.chart import (
     rendered_as_given,
     versions,
 )
-from tests.unit.deploy.policies import Peer, let_in, pods
+from tests.unit.deploy.policies import ROLE, Peer, let_in, pods
 
-_ROLE = "app.kubernetes.io/component"
 _SERVING = [name for name in CASES if name != "drafts-alone"]
 
 
@@ -60,7 +59,7 @@ def test_nothing_ends_a_gateway_that_waits_for_models_to_load(name: str) -> None
 @pytest.mark.parametrize("name", _SERVING)
 def test_a_rollout_waits_for_the_longest_start(name: str) -> None:
     objects = rendered(profile(name))
-    deployments = {one["metadata"]["labels"][_ROLE]: one for one in of_kind(objects, "Deployment")}
+    deployments = {one["metadata"]["labels"][ROLE]: one for one in of_kind(objects, "Deployment")}
     longest = {}
     for role in ("target", "draft"):
         probe = pods_of(deployments[role])[0]["spec"]["containers"][0]["startupProbe"]
@@ -153,7 +152,7 @@ def test_a_model_of_the_hub_is_fetched_with_the_token_in_a_secret() -> None:
         # The root is read-only: what is fetched lies in the cache's volume.
         (cache,) = [mount["mountPath"] for mount in worker["volumeMounts"] if mount["name"] == "cache"]
         assert variables["OUTRIDER_CACHE"]["value"] == cache and variables["HF_HOME"]["value"].startswith(f"{cache}/")
-    others = [str(spec) for labels, spec in pod_specs(objects) if labels[_ROLE] not in ("target", "draft")]
+    others = [str(spec) for labels, spec in pod_specs(objects) if labels[ROLE] not in ("target", "draft")]
     assert len(others) == 4 and "HF_TOKEN" not in "".join(others)
 
 
@@ -194,7 +193,7 @@ def test_every_pod_can_be_placed() -> None:
     roles = set()
     for labels, spec in pod_specs(rendered(values)):
         assert {name: spec.get(name) for name in place} == place, labels
-        roles.add(labels[_ROLE])
+        roles.add(labels[ROLE])
     assert roles == {"gateway", "controller", "redis", "test", "target", "draft"}
 
 
@@ -203,7 +202,7 @@ def test_every_role_takes_what_a_cluster_asks_of_its_pods(mode: str) -> None:
     own = {
         "serviceAccountName": "own",
         "initContainers": [{"name": "wait", "image": "own"}],
-        "podLabels": {"team": "a", _ROLE: "stolen"},
+        "podLabels": {"team": "a", ROLE: "stolen"},
         "podAnnotations": {"of": "pod"},
         "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}],
     }
@@ -217,7 +216,7 @@ def test_every_role_takes_what_a_cluster_asks_of_its_pods(mode: str) -> None:
     for pod in (pod for one in objects for pod in pods_of(one)):
         labels, spec = pod["metadata"]["labels"], pod["spec"]
         # What selectors ask for stays the chart's.
-        role = labels[_ROLE]
+        role = labels[ROLE]
         theirs = role == "redis"
         found.add(role)
         assert (labels["team"], labels["cost"]) == ("b" if theirs else "a", "c")
@@ -232,11 +231,11 @@ def test_every_role_takes_what_a_cluster_asks_of_its_pods(mode: str) -> None:
 
 
 def test_pods_spread_as_far_as_possible_unless_told_not_to() -> None:
-    (spread,) = [spec for labels, spec in pod_specs(rendered({})) if labels[_ROLE] == "gateway"]
+    (spread,) = [spec for labels, spec in pod_specs(rendered({})) if labels[ROLE] == "gateway"]
     keys = [one["topologyKey"] for one in spread["topologySpreadConstraints"]]
     assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
     told = rendered({"gateway": {"topologySpreadConstraints": []}})
-    (together,) = [spec for labels, spec in pod_specs(told) if labels[_ROLE] == "gateway"]
+    (together,) = [spec for labels, spec in pod_specs(told) if labels[ROLE] == "gateway"]
     assert "topologySpreadConstraints" not in together
 
 
@@ -292,7 +291,7 @@ def test_pools_are_those_that_the_values_have_and_no_others(mode: str) -> None:
         assert not refused(values)
         found = [labels for labels, _ in pod_specs(rendered_as_given(values)) if "outrider/pool" in labels]
         wanted = {(role, name) for role in ("target", "draft") for name in given.get(f"{role}s", {})}
-        assert {(labels[_ROLE], labels["outrider/pool"]) for labels in found} == wanted
+        assert {(labels[ROLE], labels["outrider/pool"]) for labels in found} == wanted
 
 
 def test_without_a_pool_the_demo_runs_as_its_profile_says() -> None:
@@ -312,7 +311,7 @@ def test_drafts_and_routers_serve_vllm_servers_alone() -> None:
     values = needed(profile("drafts-alone"))
     assert not refused(values)
     objects = rendered_as_given(values)
-    assert {labels[_ROLE] for labels, _ in pod_specs(objects)} == {"controller", "draft", "redis"}
+    assert {labels[ROLE] for labels, _ in pod_specs(objects)} == {"controller", "draft", "redis"}
     assert not of_kind(objects, "Ingress")
     assert 'component="gateway"' not in str(of_kind(objects, "PrometheusRule"))
     server = Peer({}, "serving")
@@ -324,5 +323,5 @@ def test_drafts_and_routers_serve_vllm_servers_alone() -> None:
     # A headless service has the addresses of its pods, on all their ports.
     name, _, port = address.partition(":")
     (service,) = [one for one in of_kind(objects, "Service") if f"{one['metadata']['name']}.llm.svc" == name]
-    assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"][_ROLE] == "controller"
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"][ROLE] == "controller"
     assert port == "9100" and "curl" not in said
