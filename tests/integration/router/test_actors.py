@@ -53,20 +53,16 @@ async def controller(url: str, ray_dir: Path) -> AsyncIterator[asyncio.subproces
         await process.wait()
 
 
-async def address_of(process: asyncio.subprocess.Process, what: str) -> str:
-    assert process.stderr is not None
-    while line := (await process.stderr.readline()).decode():
-        if f'"{what} at ' in line:
-            return str(json.loads(line)["message"].split()[-1])
-    raise AssertionError(f"ended before {what} was up")
-
-
 async def until_logged(process: asyncio.subprocess.Process, text: str) -> dict[str, str]:
     assert process.stderr is not None
     while line := (await process.stderr.readline()).decode():
         if text in line:
             return dict(json.loads(line))
     raise AssertionError(f"ended before it said {text!r}")
+
+
+async def address_of(process: asyncio.subprocess.Process, what: str) -> str:
+    return (await until_logged(process, f'"{what} at '))["message"].split()[-1]
 
 
 def children_named(pid: int, name: str) -> list[psutil.Process]:

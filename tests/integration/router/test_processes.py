@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -18,6 +17,7 @@ from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from tests.fakes import FakeTarget, continuation, serving_target
+from tests.integration.router.test_actors import until_logged
 from tests.route_call import RouteCall
 
 
@@ -38,11 +38,7 @@ async def started(role: str, url: str, *arguments: str) -> AsyncIterator[Process
 
 
 async def address_of(process: Process) -> str:
-    assert process.stderr is not None
-    while line := (await process.stderr.readline()).decode():
-        if " listens on " in line:
-            return str(json.loads(line)["message"].split()[-1])
-    raise AssertionError("ended before it served")
+    return (await until_logged(process, " listens on "))["message"].split()[-1]
 
 
 async def test_a_router_and_a_control_plane_serve_without_ray_and_give_back_their_leases(

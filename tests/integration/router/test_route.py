@@ -244,17 +244,17 @@ async def test_cancelling_closes_the_sequence_on_every_worker_at_once(fleet: Fle
     await until(lambda: not running.dispatcher.table.requests)
 
 
-@pytest.mark.parametrize("budget_s", [0.02, 0.1, 0.2])
-async def test_a_deadline_ends_the_call_in_time_and_closes_the_sequence(fleet: Fleet, budget_s: float) -> None:
+async def test_a_deadline_ends_the_call_in_time_and_closes_the_sequence(fleet: Fleet) -> None:
     target, draft = await fleet.target(FakeTarget(step_s=0.01)), await fleet.draft()
     await fleet.start()
     await fleet.ask(fleet.request(max_new_tokens=1))
-    started_s = time.monotonic()
-    error = await refusal_of(fleet, fleet.request(max_new_tokens=4000), timeout=budget_s)
-    assert error.code is Code.DEADLINE_EXCEEDED
-    # Not after the 40 s that the answer would take.
-    assert time.monotonic() - started_s < budget_s + 20
-    await until(lambda: not target.live and not draft.live)
+    for budget_s in (0.02, 0.1, 0.2):
+        started_s = time.monotonic()
+        error = await refusal_of(fleet, fleet.request(max_new_tokens=4000), timeout=budget_s)
+        assert error.code is Code.DEADLINE_EXCEEDED
+        # Not after the 40 s that the answer would take.
+        assert time.monotonic() - started_s < budget_s + 20
+        await until(lambda: not target.live and not draft.live)
 
 
 async def test_an_unknown_model_is_not_found(fleet: Fleet) -> None:

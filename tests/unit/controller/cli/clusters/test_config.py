@@ -18,16 +18,7 @@ Command = Callable[..., str]
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("CONTEXT", "CONTROL", "GATEWAY", "MODEL", "OPERATOR_TOKEN", "API_KEY", "TLS_DIR", "GATEWAY_CA"):
-        monkeypatch.delenv(f"OUTRIDER_{name}", raising=False)
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OUTRIDER_CONTEXTS_FILE", str(tmp_path / "config" / "config.yaml"))
-    return tmp_path / "config" / "config.yaml"
-
-
-@pytest.fixture
-def outrider(file: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+def outrider(capsys: pytest.CaptureFixture[str]) -> Command:
     """What a command printed: on stderr where it was to fail."""
 
     def command(*arguments: str, code: int = 0) -> str:

@@ -16,15 +16,6 @@ from outrider_controller.cli.exits import CommandError
 NOBODY = "127.0.0.1:1"
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("OUTRIDER_CONTEXT", "OUTRIDER_CONTROL", "OUTRIDER_GATEWAY", "OUTRIDER_MODEL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    monkeypatch.setenv("OUTRIDER_CONTEXTS_FILE", str(tmp_path / "config.yaml"))
-    return tmp_path
-
-
 def up(exits: ExitStack, wanted: str = "", control: str = NOBODY) -> str:
     name = exits.enter_context(contexts.claimed(wanted))
     contexts.publish(name, {"model": "m", "grpc": NOBODY, "http": NOBODY, "control": control})
@@ -117,7 +108,6 @@ def test_a_name_that_could_be_a_path_is_refused(capsys: pytest.CaptureFixture[st
 def test_the_operators_token_goes_to_the_stack_that_it_is_of_and_to_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("OUTRIDER_OPERATOR_TOKEN", raising=False)
     (tmp_path / "token").write_text("outrider-operator-1\n")
     with ExitStack() as exits:
         name = exits.enter_context(contexts.claimed(""))
