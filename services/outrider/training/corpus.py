@@ -149,12 +149,17 @@ def _write(
 def _unwritten(texts: Iterator[Conversation], earlier: Iterable[Sample]) -> Iterator[Conversation]:
     """Without those that an earlier run has finished. They are not the first ones: a short answer ends before others
     that began earlier."""
-    written = Counter(tuple(sample.prompt) for sample in earlier)
+    prompts, whole = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    for sample in earlier:
+        prompts[tuple(sample.prompt)] += 1
+        whole[tuple(sample.token_ids.tolist())] += 1
     for text in texts:
-        prompt = tuple(text.token_ids[: text.answer_spans[0][0]])
-        if not written[prompt]:
+        # Of an answer that exists the tokens are known, and a prompt may have others.
+        end, written = (None, whole) if text.finished else (text.answer_spans[0][0], prompts)
+        known = tuple(text.token_ids[:end])
+        if not written[known]:
             yield text
-        written[prompt] = max(0, written[prompt] - 1)
+        written[known] = max(0, written[known] - 1)
 
 
 def _begun(chat: ChatFormat, tokenizer: Any, seed: int, max_len: int) -> Iterator[Conversation]:

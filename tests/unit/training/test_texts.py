@@ -17,7 +17,7 @@ from outrider.samples import SampleStore
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.shards import Corpus, Sample, list_shards, read_corpus, save_shard
-from outrider.training.texts import read_prompts, read_recorded, read_samples
+from outrider.training.texts import Sampled, read_prompts, read_recorded, read_samples
 from torch import Tensor
 
 FEW_AND_MANY = (1, 5)
@@ -118,6 +118,15 @@ def test_a_second_run_reads_an_answer_that_the_first_one_had_begun_and_none_twic
     every = corpus(engine, tmp_path / "corpus", config)
     assert len(every) == len({tuple(sample.token_ids.tolist()) for sample in every}) == 7
     assert told[-1][0] == told[-1][1] == sum(len(sample.token_ids) for sample in every), "the end is in sight"
+
+
+def test_a_second_run_reads_another_answer_to_a_prompt_of_the_first_and_not_that_of_the_first_again(
+    engine: Engine, tmp_path: Path
+) -> None:
+    old, new = Sampled((5, 6), (7, 8)), Sampled((5, 6), (9, 10))
+    corpus(engine, tmp_path / "corpus", CorpusConfig(samples=(old,)))
+    every = corpus(engine, tmp_path / "corpus", CorpusConfig(samples=(new, old)))
+    assert [sample.token_ids.tolist() for sample in every] == [[5, 6, 7, 8], [5, 6, 9, 10]]
 
 
 def test_answers_that_exist_are_read_and_none_is_written(engine: Engine, tmp_path: Path) -> None:
