@@ -244,7 +244,7 @@ def _local_ray(config: RayConfig, num_actors: int) -> Iterator[None]:
             raise StartError(f"ray_temp_dir: {error}") from None
         # Ray writes a long text to stdout when an actor dies; we write nothing there.
         stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        stack.callback(ray.shutdown)
+        stack.callback(_shut_down)
         stack.enter_context(_ending_with_ray(private))
         ray.init(
             address="local",
@@ -262,6 +262,15 @@ def _local_ray(config: RayConfig, num_actors: int) -> Iterator[None]:
             namespace="outrider",
         )
         yield
+
+
+def _shut_down() -> None:
+    """Of a Ray that had not started yet its own shutdown leaves the agents, for a minute."""
+    family = psutil.Process().children(recursive=True)
+    ray.shutdown()
+    for one in family:
+        with suppress(psutil.Error):
+            one.kill()
 
 
 def _definite(config: C) -> C:

@@ -188,6 +188,19 @@ async def test_of_a_controller_that_is_killed_nothing_is_left(metadata_url: str,
         assert left_of(family) == []
 
 
+async def test_a_controller_that_is_stopped_while_ray_starts_leaves_nothing_of_it(
+    metadata_url: str, ray_dir: Path
+) -> None:
+    async with controller(metadata_url, ray_dir) as process:
+        (raylet,) = await asyncio.to_thread(children_named, process.pid, "raylet")
+        await asyncio.to_thread(children_named, raylet.pid, "ray::DashboardAgent")
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        async with asyncio.timeout(60):
+            await process.wait()
+        assert left_of(family) == []
+
+
 async def test_a_gcs_that_dies_while_ray_starts_ends_the_controller_as_well(metadata_url: str, ray_dir: Path) -> None:
     async with controller(metadata_url, ray_dir) as process:
         (gcs,) = await asyncio.to_thread(children_named, process.pid, "gcs_server")
