@@ -21,13 +21,9 @@ from referencing.jsonschema import DRAFT202012
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CHART = DEPLOY / "k8s"
-SCALING = {
-    "enabled": True,
-    "minReplicas": 1,
-    "maxReplicas": 2,
-    "metric": "outrider_num_requests_running",
-    "averageValue": "1",
-}
+_BY = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_num_requests_running"}
+SCALING = {**_BY, "averageValue": "1"}
+KEDA = {**_BY, "threshold": "5"}
 
 
 class Loader(yaml.CSafeLoader):

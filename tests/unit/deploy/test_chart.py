@@ -349,24 +349,6 @@ def test_a_pool_of_no_replicas_has_none() -> None:
 
 
 @pytest.mark.parametrize("mode", ["ray", *MODES])
-def test_every_role_takes_volumes_and_variables_of_the_operators_own(mode: str) -> None:
-    own = {
-        "env": [{"name": "OTEL_SERVICE_NAME", "value": "own"}],
-        "extraVolumes": [{"name": "own", "configMap": {"name": "own"}}],
-        "extraVolumeMounts": [{"name": "own", "mountPath": "/own", "readOnly": True}],
-    }
-    pools = {"targets": {"main": own}, "drafts": {"main": own}}
-    objects = rendered({**pools, "gateway": own, "controller": {"mode": mode, **own}})
-    pods = [(labels, spec) for labels, spec in pod_specs(objects) if labels[ROLE] not in ("redis", "test")]
-    assert {labels[ROLE] for labels, _ in pods} == {"target", "draft", "gateway", "controller"}
-    for _, spec in pods:
-        assert own["extraVolumes"][0] in spec["volumes"]
-        for container in spec["containers"]:
-            assert own["extraVolumeMounts"][0] in container["volumeMounts"] and own["env"][0] in container["env"]
-    assert [problem for found in objects for problem in problems(found, versions()[-1])] == []
-
-
-@pytest.mark.parametrize("mode", ["ray", *MODES])
 def test_prometheus_is_sent_to_ports_alone_that_the_pod_itself_is_asked_about(mode: str) -> None:
     """So that none is down while all is well."""
     values = {"controller": {"mode": mode, "routers": 2}, "monitoring": {"podMonitor": {"enabled": True}}}

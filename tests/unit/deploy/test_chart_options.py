@@ -15,6 +15,7 @@ from outrider.vllm.server.plugin_config import PluginConfig
 from tests.unit.deploy.chart import (
     CASES,
     CHART,
+    KEDA,
     MODES,
     RAY_MODES,
     Object,
@@ -69,14 +70,7 @@ def test_a_rollout_waits_for_the_longest_start(name: str) -> None:
 
 
 def test_a_pool_scales_by_pods_of_its_own_and_not_by_those_of_a_pool_whose_name_begins_alike() -> None:
-    keda = {
-        "enabled": True,
-        "minReplicas": 1,
-        "maxReplicas": 2,
-        "threshold": "5",
-        "metric": "outrider_num_requests_running",
-    }
-    (scaled,) = of_kind(rendered({"targets": {"main": {"keda": keda}}}), "ScaledObject")
+    (scaled,) = of_kind(rendered({"targets": {"main": {"keda": KEDA}}}), "ScaledObject")
     (pods,) = re.findall('pod=~"([^"]+)"', scaled["spec"]["triggers"][0]["metadata"]["query"])
     # As a ReplicaSet names them. Prometheus' patterns hold for the whole value.
     assert re.fullmatch(pods, "demo-target-main-6d5f8c7b9d-x2k4q")
@@ -87,14 +81,7 @@ def test_a_pool_scales_by_pods_of_its_own_and_not_by_those_of_a_pool_whose_name_
 def test_a_name_that_kubernetes_cuts_is_refused_where_pods_are_found_by_it() -> None:
     from helm_python import Chart
 
-    keda = {
-        "enabled": True,
-        "minReplicas": 1,
-        "maxReplicas": 2,
-        "threshold": "5",
-        "metric": "outrider_num_requests_running",
-    }
-    values = needed(on_demo({"targets": {"main": {"keda": keda}}}))
+    values = needed(on_demo({"targets": {"main": {"keda": KEDA}}}))
     Chart.load(CHART).render(values, name="a" * 34, namespace="llm")
     with pytest.raises(Exception, match=r"targets\.main\.keda: metric finds no pods"):
         Chart.load(CHART).render(values, name="a" * 35, namespace="llm")
@@ -197,7 +184,7 @@ def test_every_pod_can_be_placed() -> None:
     assert roles == {"gateway", "controller", "redis", "test", "target", "draft"}
 
 
-@pytest.mark.parametrize("mode", ["ray", "plain", *RAY_MODES])
+@pytest.mark.parametrize("mode", ["ray", *MODES])
 def test_every_role_takes_what_a_cluster_asks_of_its_pods(mode: str) -> None:
     own = {
         "serviceAccountName": "own",
@@ -205,6 +192,9 @@ def test_every_role_takes_what_a_cluster_asks_of_its_pods(mode: str) -> None:
         "podLabels": {"team": "a", ROLE: "stolen"},
         "podAnnotations": {"of": "pod"},
         "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}],
+        "env": [{"name": "OTEL_SERVICE_NAME", "value": "own"}],
+        "extraVolumes": [{"name": "own", "configMap": {"name": "own"}}],
+        "extraVolumeMounts": [{"name": "own", "mountPath": "/own", "readOnly": True}],
     }
     pools = {"targets": {"main": own}, "drafts": {"main": own}}
     shared = {"podLabels": {"team": "b", "cost": "c"}, "podAnnotations": {"of": "all"}}
@@ -227,6 +217,9 @@ def test_every_role_takes_what_a_cluster_asks_of_its_pods(mode: str) -> None:
             (spread,) = spec["topologySpreadConstraints"]
             assert spread["topologyKey"] == "rack"
             assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
+            assert own["extraVolumes"][0] in spec["volumes"]
+            for one in spec["containers"]:
+                assert own["extraVolumeMounts"][0] in one["volumeMounts"] and own["env"][0] in one["env"]
     assert found == {"target", "draft", "gateway", "controller", "redis"}
 
 

@@ -14,6 +14,7 @@ from outrider.rpc.access.roles import ClusterSecret, Role
 
 from tests.unit.deploy.chart import (
     CHART,
+    KEDA,
     SCALING,
     containers,
     needed,
@@ -28,13 +29,6 @@ from tests.unit.deploy.chart import (
 )
 
 _TLS = dict.fromkeys(("gateway", "controller", "target", "draft"), "tls")
-_KEDA = {
-    "enabled": True,
-    "minReplicas": 1,
-    "maxReplicas": 2,
-    "metric": "outrider_num_requests_running",
-    "threshold": "1",
-}
 _SALTED = {"image": {"registry": "r"}, "controller": {"mode": "kuberay", "cacheSaltSecret": "s"}}
 
 
@@ -63,7 +57,7 @@ def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named
 
 
 @pytest.mark.parametrize("pool", ["targets", "drafts"])
-@pytest.mark.parametrize(("kind", "scaling"), [("autoscaling", SCALING), ("keda", _KEDA)])
+@pytest.mark.parametrize(("kind", "scaling"), [("autoscaling", SCALING), ("keda", KEDA)])
 @pytest.mark.parametrize("metric", ["outrider_num_request_running", "outrider_generation_tokens_total"])
 def test_what_is_no_gauge_of_ours_is_no_metric_to_scale_by(
     pool: str, kind: str, scaling: dict[str, Any], metric: str
@@ -99,12 +93,12 @@ def test_the_metrics_to_scale_by_are_all_gauges_that_the_processes_have() -> Non
         ({"targets": {"main": {"autoscaling": SCALING | {"minReplicas": 3}}}}, "targets.main.autoscaling"),
         ({"targets": {"main": {"autoscaling": SCALING | {"value": "1"}}}}, "targets.main.autoscaling"),
         ({"targets": {"main": {"autoscaling": SCALING | {"selector": {"draft": "d"}}}}}, "targets.main.autoscaling"),
-        ({"drafts": {"main": {"keda": _KEDA | {"minReplicas": 3}}}}, "drafts.main.keda"),
-        ({"drafts": {"main": {"keda": _KEDA | {"minReplicas": 0}}}}, "drafts.main.keda"),
-        ({"drafts": {"main": {"keda": _KEDA | {"query": "sum(x)"}}}}, "drafts.main.keda"),
+        ({"drafts": {"main": {"keda": KEDA | {"minReplicas": 3}}}}, "drafts.main.keda"),
+        ({"drafts": {"main": {"keda": KEDA | {"minReplicas": 0}}}}, "drafts.main.keda"),
+        ({"drafts": {"main": {"keda": KEDA | {"query": "sum(x)"}}}}, "drafts.main.keda"),
         ({"certManager": {"enabled": True}, "tlsSecrets": _TLS}, "tlsSecrets"),
-        ({"drafts": {"main": {"autoscaling": SCALING, "keda": _KEDA}}}, "drafts.main.keda"),
-        ({"drafts": {"main": {"keda": {k: v for k, v in _KEDA.items() if k != "metric"}}}}, "drafts.main.keda"),
+        ({"drafts": {"main": {"autoscaling": SCALING, "keda": KEDA}}}, "drafts.main.keda"),
+        ({"drafts": {"main": {"keda": {k: v for k, v in KEDA.items() if k != "metric"}}}}, "drafts.main.keda"),
         ({"drafts": {"main": {"autoscaling": SCALING | {"averageValue": ""}}}}, "drafts.main.autoscaling"),
     ],
 )
@@ -125,7 +119,7 @@ def test_values_that_people_write_are_taken() -> None:
     for values in (
         {"cache": {"sizeLimit": "1048576Ki"}, "gateway": {"resources": {"requests": {"cpu": 0.5, "memory": "1e9"}}}},
         {"targets": {"main": {"model": "m", **numbers}}},
-        {"drafts": {"main": {"model": "m", "autoscaling": off, "keda": _KEDA | {"threshold": 5}}}},
+        {"drafts": {"main": {"model": "m", "autoscaling": off, "keda": KEDA | {"threshold": 5}}}},
     ):
         assert not refused(values)
         assert [one for found in rendered(values) for one in problems(found, versions()[-1])] == []
