@@ -67,7 +67,8 @@ async def test_a_silent_draft_is_not_waited_for(fleet: Fleet) -> None:
     await draft.freeze()
     answer = await asking
     assert answer.token_ids == truth(200)
-    assert target.settings[-1].speculation.max_wait_us == 0
+    told = [setting.speculation for setting in target.settings]
+    assert any(one.max_draft_tokens and not one.max_wait_us for one in told)
     # It waited in vain once or twice, and perhaps some more until it was told; not in all rounds that were left.
     in_vain = [one for one in answer.rounds if one.timing.wait_us > wait_us / 2]
     assert 1 <= len(in_vain) <= 4 < len(answer.rounds) / 10
