@@ -63,7 +63,8 @@ async def test_tenants_are_billed_what_the_workers_spent(real_fleet: Any) -> Non
         return {
             name: (value, counted[name])
             for name, value in billed(sums.values()).items()
-            if value != pytest.approx(counted[name], rel=0.005)
+            # Each commit says its times in whole microseconds, which counts where few commits wasted any.
+            if value != pytest.approx(counted[name], rel=0.005, abs=3)
         }
 
     # What workers say last is on its way.
