@@ -138,9 +138,9 @@ def _reckoned(line: StepLine, streams: Sequence[int]) -> Reckoned:
 
 
 def asked_of(inside: Sequence[Prompt], outside: Sequence[Prompt], count: int) -> list[tuple[str, Prompt]]:
-    """(tenant, prompt): equally many of each tenant, in turns; an empty tenant if there is only one."""
+    """(tenant, prompt): equally many of each tenant, in turns; without prompts outside, all of one."""
     if not outside:
-        return [("", prompt) for prompt in spread(inside, min(len(inside), 2 * count))]
+        return [(_TENANTS[0], prompt) for prompt in spread(inside, min(len(inside), 2 * count))]
     each = min(len(inside), len(outside), max(1, count))
     both = zip(spread(inside, each), spread(outside, each), strict=True)
     return [one for pair in both for one in zip(_TENANTS, pair, strict=True)]
@@ -157,7 +157,8 @@ async def _measure(
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         line_file = Path(scratch) / "line.json"
         async with _stack(line_file) as stack:
-            keys = await make_tenants(stack, _TENANTS) if outside else {"": ""}
+            # An arm has tenants of its own: auto would learn from rows that `on` runs at no price.
+            keys = await make_tenants(stack, [f"{arm}-{tenant}" for arm in ARMS for tenant in _TENANTS])
             for count in streams:
                 asked = asked_of(inside, outside, count)
                 found[count] = await _blocks(stack, asked, keys, count, blocks, max_tokens)
@@ -190,7 +191,7 @@ async def _blocks(
             *(stack.gateway_grpc, stack.config.model, [prompt for _, prompt in asked], f"{count} streams, {arm}"),
             speculation=arm,
             concurrency=count,
-            keys=[keys[tenant] for tenant, _ in asked],
+            keys=[keys[f"{arm}-{tenant}"] for tenant, _ in asked],
             temperature=0.0,
             max_tokens=max_tokens,
         )

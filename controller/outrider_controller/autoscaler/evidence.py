@@ -54,7 +54,7 @@ class Evidence:
     saved_squared: float = 0.0
     """Sum of squares of what each round saved."""
     late: float = 0.0
-    """Rounds for which no draft came in time."""
+    """Rounds for which no answer of the draft came in time."""
     verified: float = 0.0
     """Draft tokens that were verified."""
     accepted: float = 0.0

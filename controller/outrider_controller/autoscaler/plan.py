@@ -54,7 +54,7 @@ class Reason(enum.StrEnum):
 _IN_WORDS = {
     Reason.UNKNOWN: f"fewer than {tuning.FIRST_ROUNDS:.0f} rounds are known: the mean of all tenants there decides",
     Reason.SAVES: "drafts clearly save time",
-    Reason.COSTS: "drafts clearly cost more time than they save",
+    Reason.COSTS: "drafts clearly cost time, or save hardly any",
     Reason.BETWEEN: "it is not clear whether drafts save or cost time: the mode stays",
     Reason.DWELL: f"the evidence is for another mode, but this one holds for at least {tuning.FIRST_ROUNDS:.0f} rounds",
     Reason.OPERATOR_ON: "an operator set it to on",
@@ -381,11 +381,11 @@ def _modes(estimate: Estimate, best: Column, was: _Before, seen: Column, changes
     settled = seen - was.seen_at_entry >= tuning.FIRST_ROUNDS
     # Without any evidence of its own, a cell is decided anew each time from the mean at the target.
     fresh = (was.mode == _NEVER) | (was.mode == Mode.OFF) | (seen == 0)
-    # A mode is left when the 80 % interval of the saving is on the other side.
-    wants = np.where(upper < 0, Mode.TRY, np.where(lower > tuning.NOTICEABLE, Mode.ON, was.mode))
+    # A mode is left when the 80 % interval of the saving is on the other side of what is worth having.
+    wants = np.where(upper < tuning.NOTICEABLE, Mode.TRY, np.where(lower > tuning.NOTICEABLE, Mode.ON, was.mode))
     mode = np.where(fresh, np.where(saving > 0, Mode.ON, Mode.TRY), np.where(settled, wants, was.mode)).astype(np.int8)
     reason = np.select(
-        [seen < tuning.FIRST_ROUNDS, (mode != wants) & ~fresh, lower > tuning.NOTICEABLE, upper < 0],
+        [seen < tuning.FIRST_ROUNDS, (mode != wants) & ~fresh, lower > tuning.NOTICEABLE, upper < tuning.NOTICEABLE],
         [_CODE[Reason.UNKNOWN], _CODE[Reason.DWELL], _CODE[Reason.SAVES], _CODE[Reason.COSTS]],
         _CODE[Reason.BETWEEN],
     )

@@ -14,7 +14,9 @@ FIRST_ROUNDS = 50.0
 MIN_VARIANCE = 1.5  # Plain rounds, squared: rounds that happen to be equal must not make the interval narrow.
 
 # Modes
-NOTICEABLE = 0.05  # Plain rounds: for a smaller saving no tenant's mode becomes ON, and no other draft takes over.
+# Plain rounds: for a smaller saving no tenant's mode becomes or stays ON, and no other draft takes over. A part of what
+# a draft costs is not in the evidence: on a target's own machine it slows the steps by some hundredths.
+NOTICEABLE = 0.05
 WIDER = 0.3  # Plain rounds by which each recent change widens the gap: near the crossing both modes are about equal.
 # Seconds that are long for the plan: after them a change of mode counts half, and a fleet shrinks. (It grows at once,
 # because a worker takes minutes to start.)

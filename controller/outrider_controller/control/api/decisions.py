@@ -105,8 +105,8 @@ def because(decision: policy_pb2.TenantDecision) -> str:
     if decision.reason == Reason.NO_DRAFT and model_of(decision.target)[1]:
         return "no target has made drafts itself yet; targets are allowed to"
     reason = Reason(decision.reason) if decision.reason in set(Reason) else Reason.UNKNOWN
-    if reason is Reason.BETWEEN and decision.upper < 0:
-        return "drafts seem to cost time, but the mode has changed often of late: the mode stays"
+    if reason is Reason.BETWEEN and decision.upper < NOTICEABLE:
+        return "drafts seem to save hardly any time, but the mode has changed often of late: the mode stays"
     if reason is Reason.BETWEEN and decision.lower > 0:
         return "drafts seem to save a little time: the mode stays"
     until = decision.override.until_unix_ms
@@ -126,12 +126,8 @@ def would_change(decision: policy_pb2.TenantDecision) -> str:
         return "a draft of a lookup or a head" if own else "a draft with the target's tokenizer and vocabulary"
     if decision.rounds < FIRST_ROUNDS:
         return f"{FIRST_ROUNDS:.0f} rounds of its own"
-    if decision.mode == policy_pb2.PLAN_MODE_ON:
-        return f"try, once the interval's upper end is below {_speeds(decision, 0.0, decision.upper)}"
-    return f"on, once the interval's lower end is above {_speeds(decision, NOTICEABLE, decision.lower)}"
-
-
-def _speeds(decision: policy_pb2.TenantDecision, bound: float, now: float) -> str:
-    """Both from what a round saves."""
     evidence = decision.evidence
-    return f"{times_plain(evidence, bound):.2f} × plain: now {times_plain(evidence, now):.2f}"
+    bound = f"{times_plain(evidence, NOTICEABLE):.2f} × plain"
+    if decision.mode == policy_pb2.PLAN_MODE_ON:
+        return f"try, once the interval's upper end is below {bound}: now {times_plain(evidence, decision.upper):.2f}"
+    return f"on, once the interval's lower end is above {bound}: now {times_plain(evidence, decision.lower):.2f}"

@@ -195,7 +195,7 @@ class SpeculationController:
             self._committed_us = None
             return self._change()
         if self._committed_us is not None:
-            add_round(self._seen, done)
+            add_round(self._seen, done, price)
             self._seen_us += now_us - self._committed_us
             self._seen_step_us += done.verify_us
             self.window.add(done.num_verified, done.num_accepted, self.allowed.min_acceptance)

@@ -13,16 +13,19 @@ from outrider.protocol.rounds import Round
 from outrider_controller.autoscaler.evidence import Evidence
 
 
-def add_round(seen: Evidence, done: Round) -> None:
+def add_round(seen: Evidence, done: Round, price: float) -> None:
     """What a round saved, before what it took is known: its tokens but those of the target's own drafts, which would
-    come without this one too."""
+    come without this one too, less the price of the draft's rows: these make the step longer for all of its sequences.
+    """
     drafts = [one for one in done.sources if not one.own]
+    # In time, though the step took nothing of it: to wait for more such answers would save nothing either.
+    answered = 0 < done.answer_us <= done.queue_us
     own_accepted = sum(one.num_accepted for one in done.sources if one.own)
     seen.add_rounds(
         rounds=1,
         tokens=done.num_tokens,
-        saved=done.num_tokens - own_accepted,
-        late=not drafts,
+        saved=done.num_tokens - own_accepted - price * sum(one.num_drafted for one in drafts),
+        late=not (drafts or answered),
         verified=min(sum(one.num_verified for one in drafts), done.num_verified),
         accepted=done.num_accepted - own_accepted,
         draft_us=done.draft_useful_us,

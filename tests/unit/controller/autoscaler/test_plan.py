@@ -59,7 +59,7 @@ def test_what_is_known_of_a_tenant_decides_how_it_begins(
 
 @pytest.mark.parametrize(
     ("first", "news", "then"),
-    [(0.5, -0.5, Mode.TRY), (-0.5, 0.5, Mode.ON), (0.5, 0.03, Mode.ON), (-0.5, -0.03, Mode.TRY)],
+    [(0.5, -0.5, Mode.TRY), (-0.5, 0.5, Mode.ON), (0.5, 0.03, Mode.ON), (0.5, -0.04, Mode.TRY), (-0.5, 0.08, Mode.TRY)],
 )
 def test_a_mode_is_left_only_when_the_saving_is_likely_on_the_other_side(first: float, news: float, then: Mode) -> None:
     estimator = learned({"a@1": first})

@@ -250,6 +250,20 @@ def test_a_draft_that_gives_nothing_is_missed_until_it_has_answered_and_late_fro
     assert (found.rounds, found.late, found.missed) == ((5, 5, 0) if active else (0, 0, 5))
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_draft_that_mostly_answers_what_no_step_takes_is_not_waited_for(late: bool) -> None:
+    """An answer after the step has begun says nothing of what one in time would have brought."""
+    controller, record = SpeculationController(CONFIG, ALLOWED), DraftRecord()
+    controller.opened(5, record)
+    for number in range(40):
+        fields = {"num_drafted": 1, "num_verified": 1, "num_accepted": 1} if number % 5 == 0 else {}
+        wait_us = 1_000 if late else 5_000
+        done = a_round(10 + number, num_tokens=1, step_us=20_000, wait_us=wait_us, source="model", **fields)
+        done.answer_us = 4_500
+        controller.committed(done, number * 25_000, 0.0)
+    assert (controller.sent.max_wait_us > 0) is (record.evidence.late > 0) is late
+
+
 OWN = replace(ALLOWED, max_own_draft_tokens=3)
 ALONE = Speculation(0, 0, max_own_draft_tokens=3)
 

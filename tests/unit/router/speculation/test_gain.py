@@ -131,7 +131,7 @@ def test_a_draft_gets_no_credit_for_what_the_target_drafts_itself() -> None:
         commit.sources.add(source="model", num_drafted=1, num_verified=1, num_accepted=0 if own else 1)
         commit.sources.add(source="ngram", own=own, num_drafted=2, num_verified=2, num_accepted=2 if own else 1)
         for _ in range(20):
-            add_round(seen, Commit.from_commit(commit, PLAIN_US))
+            add_round(seen, Commit.from_commit(commit, PLAIN_US), 0.0)
         seen.took(20 * 2)
         return seen
 
@@ -148,13 +148,24 @@ def test_what_a_draft_has_accepted_is_part_of_what_was_verified_of_it_whatever_t
     commit.sources.add(source="ngram", own=True, num_drafted=2, num_verified=2, num_accepted=1)
     commit.sources.add(source="mtp", own=True, num_drafted=6, num_verified=6, num_accepted=0)
     seen = Evidence()
-    add_round(seen, Commit.from_commit(commit, PLAIN_US))
+    add_round(seen, Commit.from_commit(commit, PLAIN_US), 0.0)
     assert (seen.verified, seen.accepted) == (2, 1)
+
+
+def test_a_draft_is_charged_for_its_own_rows() -> None:
+    commit = sequence.Commit(token_ids=[1, 2, 3], num_drafted=5, num_verified=3, num_accepted=2)
+    commit.sources.add(source="model", num_drafted=3, num_verified=2, num_accepted=1)
+    commit.sources.add(source="ngram", own=True, num_drafted=2, num_verified=1, num_accepted=1)
+    seen = Evidence()
+    add_round(seen, Commit.from_commit(commit, PLAIN_US), 0.4)
+    seen.took(1)
+    # One token, which would have taken a plain round, for three rows.
+    assert seen.saved == pytest.approx(1 - 3 * 0.4)
 
 
 def test_a_round_with_the_targets_own_drafts_alone_is_one_without_the_draft() -> None:
     commit = sequence.Commit(token_ids=[1, 2], num_drafted=1, num_verified=1, num_accepted=1)
     commit.sources.add(source="ngram", own=True, num_drafted=1, num_verified=1, num_accepted=1)
     seen = Evidence()
-    add_round(seen, Commit.from_commit(commit, PLAIN_US))
+    add_round(seen, Commit.from_commit(commit, PLAIN_US), 0.0)
     assert (seen.rounds, seen.late, seen.saved, seen.accepted) == (1, 1, 1, 0)
