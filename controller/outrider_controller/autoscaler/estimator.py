@@ -28,7 +28,7 @@ class Estimate:
     """One entry per evidence key."""
 
     saving: Column
-    """Saving of a round, in plain rounds."""
+    """Saving of a round, in tokens."""
     error: Column
     """Standard error of `saving`."""
     tokens: Column

@@ -1,6 +1,7 @@
 """Evidence of a draft for one tenant: sums over rounds, which can be added across routers.
 
-The unit of `saved` is the plain round: a round that committed three tokens in the time of two plain ones saved one.
+`saved` counts tokens beyond those that the same time gives without the draft: a round that committed three tokens in
+the time of two plain ones saved one.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Evidence:
     tokens: float = 0.0
     """Committed."""
     saved: float = 0.0
+    """Tokens."""
     saved_squared: float = 0.0
     """Sum of squares of what each round saved."""
     late: float = 0.0
@@ -96,9 +98,10 @@ class Evidence:
         self.accepted += accepted
         self.draft_us += draft_us
 
-    def took(self, plain_rounds: float) -> None:
-        """What its rounds took, all together: so much less has each saved."""
-        self.saved -= plain_rounds
+    def took(self, steps: float) -> None:
+        """What its rounds took, all together. Without the draft, each step would have given the tokens that are not the
+        draft's: the target's own drafts would come too."""
+        self.saved -= steps * (self.tokens - self.accepted) / self.rounds
         self.saved_squared = self.saved * self.saved / self.rounds
 
     def add_request(self, tokens: int, cost: float) -> None:

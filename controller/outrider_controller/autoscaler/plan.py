@@ -132,7 +132,7 @@ class Decision:
     """Share of requests that each draft version gets. The rest decodes plainly."""
     policy: TenantPolicy = field(default_factory=TenantPolicy)
     saving: float = 0.0
-    """Expected saving of a round with the best draft, in plain rounds: a new request starts from it."""
+    """Expected saving of a round with the best draft, in tokens: a new request starts from it."""
     lower: float = 0.0
     upper: float = 0.0
     """80 % interval of `saving`."""

@@ -15,7 +15,7 @@ from outrider_controller.autoscaler.evidence import model_of
 from outrider_controller.autoscaler.plan import Reason
 from outrider_controller.autoscaler.tuning import FIRST_ROUNDS, NOTICEABLE
 
-# Of a round of which nothing is known; and the least time that a round is said to take, in plain rounds.
+# Of a round of which nothing is known; and the fewest tokens that its time is said to give without the draft.
 _USUAL_TOKENS, _MIN_TIME = 2.0, 0.05
 
 
@@ -79,7 +79,7 @@ def speed_of(row: dict[str, Any]) -> str:
 
 
 def times_plain(evidence: policy_pb2.DraftEvidence, saving: float) -> float:
-    """How many times as fast as plain decoding rounds are that save so many plain rounds each."""
+    """How many times as fast rounds are as without the draft, if each saves so many tokens."""
     tokens = evidence.tokens / evidence.rounds if evidence.rounds else _USUAL_TOKENS
     return round(tokens / max(tokens - saving, _MIN_TIME), 2)
 

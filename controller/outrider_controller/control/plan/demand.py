@@ -103,7 +103,10 @@ class TenantMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         enabled = _gauge("enabled", "1 if a tenant's requests speculate; 0 if none do, or only a few as a trial.")
-        saving = _gauge("saving", "Expected saving of a round with a draft, in plain rounds.")
+        saving = _gauge(
+            "saving",
+            "Expected tokens of a round with a draft beyond those of its time without it.",
+        )
         price = _gauge("price", "Probability from which a drafted token is worth its row in a step.")
         acceptance = _gauge("acceptance", "Share of a tenant's verified draft tokens that were accepted recently.")
         planner = self._planner()

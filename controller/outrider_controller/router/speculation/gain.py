@@ -1,7 +1,6 @@
 """What a draft has brought a request: evidence for the plan, which alone decides across requests whether it pays. Pure.
 
-The unit is the plain round: a round that committed three tokens in the time of two plain ones saved one. Within a
-request, the price of a row decides which drafted tokens are verified.
+Within a request, the price of a row decides which drafted tokens are verified.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from outrider_controller.autoscaler.evidence import Evidence
 
 
 def add_round(seen: Evidence, done: Round, price: float) -> None:
-    """What a round saved, before what it took is known: its tokens but those of the target's own drafts, which would
-    come without this one too, less the price of the draft's rows: these make the step longer for all of its sequences.
-    """
+    """What a round saved, before what it took is known: its tokens, less the price of the draft's rows, because these
+    make the step longer for all of its sequences."""
     drafts = [one for one in done.sources if not one.own]
     # In time, though the step took nothing of it: to wait for more such answers would save nothing either.
     answered = 0 < done.answer_us <= done.queue_us
@@ -24,7 +22,7 @@ def add_round(seen: Evidence, done: Round, price: float) -> None:
     seen.add_rounds(
         rounds=1,
         tokens=done.num_tokens,
-        saved=done.num_tokens - own_accepted - price * sum(one.num_drafted for one in drafts),
+        saved=done.num_tokens - price * sum(one.num_drafted for one in drafts),
         late=not (drafts or answered),
         verified=min(sum(one.num_verified for one in drafts), done.num_verified),
         accepted=done.num_accepted - own_accepted,

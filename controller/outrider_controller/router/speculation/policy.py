@@ -56,7 +56,7 @@ class Policy:
             self._record(EvidenceKey(request.tenant, request.model, draft)).evidence.missed += 1
 
     def own_drafts(self, request: Request, done: Round, price: float) -> None:
-        """Counts what the target's own drafts saved in a round: each accepted token a plain round, less the price of
+        """Counts what the target's own drafts saved in a round: each accepted token, less the price of
         each row. They come before the step and are never waited for."""
         for one in done.sources:
             if not one.own:

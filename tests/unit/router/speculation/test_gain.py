@@ -136,8 +136,8 @@ def test_a_draft_gets_no_credit_for_what_the_target_drafts_itself() -> None:
         return seen
 
     of_all, of_the_draft = evidence(own=False), evidence(own=True)
-    # Three tokens in the time of two plain rounds: two of them would have come without the draft.
-    assert of_all.saved == pytest.approx(20 * 1.0) and of_the_draft.saved == pytest.approx(20 * -1.0)
+    # Three tokens in the time of two steps: without the draft a step gives those that are not the draft's.
+    assert of_all.saved == pytest.approx(20 * 1.0) and of_the_draft.saved == pytest.approx(20 * -3.0)
     assert (of_the_draft.verified, of_the_draft.accepted, of_the_draft.late) == (20, 0, 0)
 
 
@@ -167,5 +167,6 @@ def test_a_round_with_the_targets_own_drafts_alone_is_one_without_the_draft() ->
     commit = sequence.Commit(token_ids=[1, 2], num_drafted=1, num_verified=1, num_accepted=1)
     commit.sources.add(source="ngram", own=True, num_drafted=1, num_verified=1, num_accepted=1)
     seen = Evidence()
-    add_round(seen, Commit.from_commit(commit, PLAIN_US), 0.0)
-    assert (seen.rounds, seen.late, seen.saved, seen.accepted) == (1, 1, 1, 0)
+    add_round(seen, Commit.from_commit(commit, PLAIN_US), 0.4)
+    seen.took(1)
+    assert (seen.rounds, seen.late, seen.saved, seen.accepted) == (1, 1, 0, 0)
